@@ -10,7 +10,7 @@ pub enum AugmentError {
     #[error("cannot decode: {0}")]
     Decode(String),
     /// The header announces more pixels than the limit.
-    #[error("{width_px} x {height_px} pixels are more than the limit of {max_pixels}")]
+    #[error("{width_px} x {height_px} pixels exceed the limit of {max_pixels}")]
     TooManyPixels {
         /// Width in the header.
         width_px: u32,
@@ -23,7 +23,7 @@ pub enum AugmentError {
     #[error("the image is empty")]
     Empty,
     /// The pixels are not of the expected format.
-    #[error("{found} in place of {expected} (data.channels, data.bits)")]
+    #[error("found {found}, expected {expected} (data.channels, data.bits)")]
     Format {
         /// Format of the pixels, in words.
         found: String,
@@ -35,8 +35,8 @@ pub enum AugmentError {
     Bands(String),
     /// The files of a sample are separate color images.
     #[error(
-        "{n_files} color images are in one sample, whose key ends at the first dot of their names: give them names that \
-         differ before it (`ocelli shards pack` does)"
+        "one sample has {n_files} color images: its key ends at the first dot of their names, so give them \
+         names that differ before it (`ocelli shards pack` does)"
     )]
     ColorImages {
         /// Number of color images.

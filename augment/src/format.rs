@@ -78,7 +78,7 @@ impl TryFrom<u8> for Depth {
             8 => Ok(Self::Eight),
             16 => Ok(Self::Sixteen),
             32 => Ok(Self::Float),
-            _ => Err(format!("{bits} bits a channel: 8, 16 or 32 (floating point) are supported")),
+            _ => Err(format!("{bits} bits per channel: 8, 16 or 32 (floating point) are supported")),
         }
     }
 }

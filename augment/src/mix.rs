@@ -55,13 +55,13 @@ impl ViewMix {
             }
             let n_groups = multicrop.groups().len();
             if sizes_px.len() != n_groups {
-                let reason = format!("has {} sizes, and the views have {n_groups}", sizes_px.len());
+                let reason = format!("has {} sizes, but the views have {n_groups}", sizes_px.len());
                 return Err(invalid(i, "sizes_px", reason));
             }
             let resized = multicrop.resized(sizes_px);
             resized.validate().map_err(|error| invalid(i, "sizes_px", error.to_string()))?;
             if group_lens(&resized) != group_lens(&multicrop) {
-                let reason = "gives views the same size that are told apart by it".to_string();
+                let reason = "gives the same size to views that must differ in size".to_string();
                 return Err(invalid(i, "sizes_px", reason));
             }
             end += share / total_share;
@@ -141,8 +141,8 @@ mod tests {
     fn errors_name_the_invalid_choice() {
         assert!(error(&[choice(0.0, &[512, 112])]).contains("mix[0].share"));
         assert!(error(&[choice(f64::NAN, &[512, 112])]).contains("mix[0].share"));
-        assert!(error(&[choice(1.0, &[512])]).contains("has 1 sizes, and the views have 2"));
-        assert!(error(&[choice(1.0, &[512, 112]), choice(1.0, &[96, 96])]).contains("told apart"));
+        assert!(error(&[choice(1.0, &[512])]).contains("has 1 sizes, but the views have 2"));
+        assert!(error(&[choice(1.0, &[512, 112]), choice(1.0, &[96, 96])]).contains("must differ in size"));
         assert!(error(&[choice(1.0, &[5000, 96])]).contains("4096"));
     }
 }

@@ -43,16 +43,16 @@ pub struct CropSpec {
     /// others; 0 by default.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub rotate_p: f32,
-    /// Probability with which each channel is set to 0, except that one always remains; 0 by
-    /// default.
+    /// Probability with which each channel is set to 0 (at least one always remains); 0 by default.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub channel_drop_p: f32,
-    /// Index of an earlier crop with as many views, whose boxes and flips this crop shares, at its
-    /// own size and with its own colors. The `scale` and `flip_p` of the earlier crop apply.
+    /// Index of an earlier crop with the same number of views, whose boxes and flips this crop
+    /// shares, at its own size and with its own colors. The `scale` and `flip_p` of the earlier
+    /// crop apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub like: Option<usize>,
-    /// Whether each view is a group of its own, which shares no batch statistics with other views
-    /// of its size, as in MoCo v3.
+    /// Whether each view has its own batch statistics, not shared with other views of its size, as
+    /// in MoCo v3.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub own_statistics: bool,
 }
@@ -74,7 +74,7 @@ pub enum BlurRule {
     #[default]
     Paper,
     /// Probabilities that the released DINOv2 and DINOv3 models were trained with, whose code
-    /// passes on `1 - p`: 0.0, 0.9 and 0.5.
+    /// passes `1 - p`: 0.0, 0.9 and 0.5.
     Released,
 }
 
@@ -234,7 +234,7 @@ impl MultiCrop {
             if let Some(name) = crop.color_operation() {
                 return Err(AugmentError::Recipe {
                     field: format!("crops[{i}].{name}"),
-                    reason: format!("exists for 8-bit RGB only, not for {format}"),
+                    reason: format!("is only supported for 8-bit RGB, not for {format}"),
                 });
             }
         }
@@ -307,14 +307,14 @@ impl MultiCrop {
                     like < i && self.crops[like].count == crop.count && self.crops[like].like.is_none();
                 if !is_valid {
                     let reason =
-                        "must be the number of an earlier crop with as many views and a place of its own";
+                        "must be the index of an earlier crop with the same count and without `like`";
                     return Err(invalid(i, "like", reason));
                 }
             }
             let CropSpec { flip_p, gray_p, blur_p, solarize_p, rotate_p, channel_drop_p, .. } = *crop;
             let chances = [flip_p, gray_p, blur_p, solarize_p, rotate_p, channel_drop_p, crop.jitter.p];
             if !chances.iter().all(|p| (0.0..=1.0).contains(p)) {
-                return Err(invalid(i, "*_p", "probabilities lie in 0..=1"));
+                return Err(invalid(i, "*_p", "probabilities must lie in 0..=1"));
             }
         }
         Ok(())

@@ -58,7 +58,8 @@ impl Transform {
             Ok(())
         } else {
             Err(format!(
-                "images are resized to {resize_px} px and cut to {size_px} px, which must lie in 1..={} and 1..={MAX_PX}",
+                "images are resized to {resize_px} px and cropped to {size_px} px, which must lie in 1..={} \
+                 and 1..={MAX_PX}",
                 2 * MAX_PX
             ))
         }

@@ -14,8 +14,7 @@ const LARGEST_FLOAT: f32 = 1e30;
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NoData {
-    /// Value of pixels without data, such as -9999; where it is absent, only NaN and the like stand
-    /// for no data.
+    /// Value that marks pixels without data, such as -9999; if absent, only NaN and the like do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<f32>,
     /// Value that pixels without data get: `"mean"`, the mean of the other pixels of their image
@@ -107,7 +106,8 @@ pub(crate) fn check_numbers(values: &[f32]) -> Result<(), AugmentError> {
     match values.iter().find(|value| is_invalid(**value)) {
         None => Ok(()),
         Some(value) => Err(AugmentError::Decode(format!(
-            "a pixel is {value}: not a number, or one that stands for no data (data.no_data says what such pixels get)"
+            "a pixel is {value}: not a number, or a marker of missing data (data.no_data sets what such \
+             pixels become)"
         ))),
     }
 }

@@ -23,7 +23,7 @@ pub enum CurateError {
         row: usize,
     },
     /// There are fewer rows than clusters.
-    #[error("{n_clusters} clusters of {n_rows} rows: a cluster needs at least one row")]
+    #[error("{n_clusters} clusters for {n_rows} rows: a cluster needs at least one row")]
     TooManyClusters {
         /// Clusters asked for.
         n_clusters: usize,
@@ -35,7 +35,8 @@ pub enum CurateError {
     NoClusters,
     /// A level has no fewer clusters than the one below it.
     #[error(
-        "level {level} has {n_clusters} clusters of {n_below} clusters: a level needs fewer than the one below it"
+        "level {level} has {n_clusters} clusters for {n_below} clusters: a level needs fewer than the \
+         level below it"
     )]
     Levels {
         /// Number of the level, counted from 1.
@@ -47,7 +48,7 @@ pub enum CurateError {
     },
     /// Two sets of features have rows of different widths.
     #[error(
-        "rows of {width} cannot be compared with rows of {other}: the features are of different networks"
+        "rows of {width} cannot be compared with rows of {other}: the features come from different networks"
     )]
     Widths {
         /// Columns of the rows.

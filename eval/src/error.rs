@@ -27,8 +27,8 @@ pub enum EvalError {
     },
     /// Two sets have different names for a class.
     #[error(
-        "class {class} is {} in {} and {} in {}: the lists of names (classes.txt) beside them differ, so that their classes are \
-         not numbered alike",
+        "class {class} is {} in {} and {} in {}: the lists of names (classes.txt) beside them differ, so \
+         their classes are numbered differently",
         names[0], splits[0], names[1], splits[1]
     )]
     ClassNames {

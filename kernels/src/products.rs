@@ -121,14 +121,20 @@ impl State {
         };
         match self {
             Self::Right { check, .. } => {
-                record_wrong(format!("{size} by cuBLASLt was right and is not any more: {fault}"), check);
+                record_wrong(
+                    format!("cuBLASLt computed {size} correctly before, but no longer does: {fault}"),
+                    check,
+                );
             }
             // Results whose checks were inconclusive have been used.
             Self::Unchecked(n_uses) if n_uses > FIRST_USES => {
-                record_wrong(format!("{size} by cuBLASLt is wrong, and was not checked before: {fault}"), 0);
+                record_wrong(
+                    format!("cuBLASLt computes {size} incorrectly, which was not checked before: {fault}"),
+                    0,
+                );
             }
             Self::Unchecked(_) => {
-                notice(format!("cuBLASLt computes {size} wrongly, so that CubeCL does: {fault}"));
+                notice(format!("cuBLASLt computes {size} incorrectly; using CubeCL's kernel: {fault}"));
             }
         }
         Err(fault)
@@ -231,7 +237,7 @@ pub(crate) fn record_wrong(what: String, last_right: u64) {
 
 /// Records a wrong product that does not exist, for tests of fault handling.
 pub fn inject_wrong_product() {
-    record_wrong("a product was wrong by a planted fault".into(), 0);
+    record_wrong("a product was wrong because of an injected fault".into(), 0);
 }
 
 /// Returns the number of the last check that was asked for; 0 if there was none.
@@ -267,7 +273,7 @@ mod tests {
         assert_eq!(first.after_check(Finding::Inconclusive, "[2, 2] · [2, 2]"), Ok(first));
         assert!(first.after_check(wrong_row.clone(), "[2, 2] · [2, 2]").is_err());
         let notices = notices();
-        assert!(notices.iter().any(|notice| notice.contains("[2, 2] · [2, 2] wrongly")), "{notices:?}");
+        assert!(notices.iter().any(|notice| notice.contains("[2, 2] · [2, 2] incorrectly")), "{notices:?}");
         assert_eq!(wrong(), None, "no result of it was used");
 
         let state = first.after_check(Finding::Right(0.2), "[4, 4] · [4, 4]").expect("right");
@@ -278,7 +284,7 @@ mod tests {
         assert!(state.after_check(wrong_row, "[4, 4] · [4, 4]").is_err());
         let product = wrong().expect("a wrong product");
         assert_eq!(product.last_right, check);
-        assert!(product.what.contains("was right and is not any more: row 3"), "{}", product.what);
+        assert!(product.what.contains("but no longer does: row 3"), "{}", product.what);
     }
 
     #[test]

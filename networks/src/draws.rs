@@ -37,11 +37,11 @@ impl DropRule {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DropCount {
-    /// Random number: every view is drawn by itself.
+    /// Random: every view is drawn independently.
     #[default]
     Random,
-    /// Fixed number, the same in each step, among all views of a size in the batch: DINOv2 and
-    /// DINOv3, there among the views of a GPU.
+    /// Fixed: the same in each step, among all views of a size in the batch; DINOv2 and DINOv3
+    /// count the views of a GPU.
     Exact,
 }
 

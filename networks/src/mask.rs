@@ -128,7 +128,7 @@ impl MaskRule {
         if are_shares && self.smallest_block != SmallestBlock::Cells(0) {
             Ok(())
         } else {
-            Err(format!("masks: shares lie in 0..=1, and blocks have a cell or more, not {self:?}"))
+            Err(format!("masks: shares must lie in 0..=1 and blocks must have at least one cell: {self:?}"))
         }
     }
 

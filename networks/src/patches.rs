@@ -49,13 +49,13 @@ impl Normalization {
         let n_means = self.mean.len();
         let n_stds = self.std.len();
         if n_means != n_stds || !(1..=MAX_CHANNELS).contains(&n_means) {
-            return Err(format!("there are {n_means} means and {n_stds} deviations of colors"));
+            return Err(format!("there are {n_means} means but {n_stds} standard deviations"));
         }
         if let Some(std) = self.std.iter().find(|std| !(1e-6..=1e6).contains(*std)) {
-            return Err(format!("a color's deviation is {std} and must lie in 0.000001..=1000000"));
+            return Err(format!("a standard deviation is {std} but must lie in 0.000001..=1000000"));
         }
         if let Some(mean) = self.mean.iter().find(|mean| !(-1e6..=1e6).contains(*mean)) {
-            return Err(format!("a color's mean is {mean} and must lie in -1000000..=1000000"));
+            return Err(format!("a mean is {mean} but must lie in -1000000..=1000000"));
         }
         Ok(())
     }

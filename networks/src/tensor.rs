@@ -27,7 +27,7 @@ impl NamedTensor {
         } else {
             Err(NetworkError::Weights {
                 name: self.name.clone(),
-                reason: "it holds numbers that are not finite".into(),
+                reason: "it has values that are not finite".into(),
             })
         }
     }

@@ -33,7 +33,7 @@ pub(crate) fn split_list(spec: &str) -> Vec<&str> {
 /// Returns the reason as text.
 pub(crate) fn expand_braces(text: &str, out: &mut Vec<String>) -> Result<(), String> {
     if depth(text) > MAX_GROUPS {
-        return Err(format!("more than {MAX_GROUPS} groups of braces"));
+        return Err(format!("more than {MAX_GROUPS} brace groups"));
     }
     expand(text, out)
 }

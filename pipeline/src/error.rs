@@ -16,7 +16,7 @@ pub enum PipelineError {
         source: std::io::Error,
     },
     /// The shard that the user named does not exist.
-    #[error("shard {} does not exist; check the path, and braces or patterns in it", path.display())]
+    #[error("shard {} does not exist; check the path and any braces or wildcards in it", path.display())]
     MissingShard {
         /// Path or URL of the missing shard.
         path: PathBuf,
@@ -39,7 +39,7 @@ pub enum PipelineError {
     },
     /// The end-of-archive marker is missing, as if the tar had been cut between two members.
     #[error(
-        "shard {} is truncated: the end of the archive is missing after {last}; copy or write the shard again",
+        "shard {} is truncated: no end-of-archive marker after {last}; copy or write the shard again",
         path.display()
     )]
     MissingEnd {
@@ -50,8 +50,8 @@ pub enum PipelineError {
     },
     /// Data follows the end of the archive, or zeros have overwritten members.
     #[error(
-        "shard {}: its archive ends at byte {end_bytes}, after {last}, and {found}; copy or write the shard again, or \
-         name joined tars one by one", path.display()
+        "shard {}: the archive ends at byte {end_bytes}, after {last}, but {found}; copy or write the shard \
+         again, or list tars separately instead of concatenating them", path.display()
     )]
     TrailingData {
         /// The shard.
@@ -65,7 +65,7 @@ pub enum PipelineError {
     },
     /// The tar ends in the middle of a member.
     #[error(
-        "shard {} is truncated: member {member} needs bytes up to {needed_bytes}, the file has \
+        "shard {} is truncated: member {member} needs bytes up to {needed_bytes}, but the file has \
          {actual_bytes}; copy or write the shard again", path.display()
     )]
     Truncated {
@@ -89,7 +89,7 @@ pub enum PipelineError {
         reason: String,
     },
     /// A sidecar index or a `wids` list cannot be used.
-    #[error("index {} is not usable: {reason}; `ocelli shards index --overwrite` builds it again", path.display())]
+    #[error("index {} is unusable: {reason}; rebuild it with `ocelli shards index --overwrite`", path.display())]
     BadIndex {
         /// The sidecar or the list.
         path: PathBuf,
@@ -105,7 +105,7 @@ pub enum PipelineError {
         reason: String,
     },
     /// A folder or a list contains no image.
-    #[error("no image in {}: no file there that can be read ends in {wanted}", path.display())]
+    #[error("no image in {}: no readable file there ends in {wanted}", path.display())]
     NoImages {
         /// The folder or the list.
         path: PathBuf,
@@ -154,7 +154,7 @@ pub enum PipelineError {
         ledger: PathBuf,
     },
     /// Every sample of the data set is bad.
-    #[error("none of the {n_samples} samples is usable; see {}", ledger.display())]
+    #[error("none of the {n_samples} samples are usable; see {}", ledger.display())]
     AllBad {
         /// Number of samples of the data set.
         n_samples: u64,
@@ -162,7 +162,7 @@ pub enum PipelineError {
         ledger: PathBuf,
     },
     /// The batch size is not divisible by the number of ranks.
-    #[error("a global batch of {batch_size} samples does not divide by {world_size} ranks")]
+    #[error("a global batch of {batch_size} samples is not divisible by {world_size} ranks")]
     UnevenShare {
         /// Number of samples of a global batch.
         batch_size: usize,
@@ -187,8 +187,8 @@ pub enum PipelineError {
     },
     /// The bytes of a member have changed since it was indexed.
     #[error(
-        "shard {shard}, sample {key}: its {extension} has changed since it was indexed; check the disk, \
-         or write the index again"
+        "shard {shard}, sample {key}: its {extension} has changed since it was indexed; check the disk, or \
+         rebuild the index"
     )]
     Changed {
         /// The shard.
@@ -200,8 +200,8 @@ pub enum PipelineError {
     },
     /// The cache cannot hold all bytes that are needed at the same time.
     #[error(
-        "the cache of {:.0} MB (--cache-gb) is too small: {:.0} MB are needed at a time. Training needs two \
-         windows of data.window_shards shards, everything else one shard",
+        "the cache of {:.0} MB (--cache-gb) is too small: it must hold {:.0} MB at once. Training needs two \
+         windows of data.window_shards shards; other commands need one shard",
         *max_bytes as f64 / 1e6, (*needed_bytes as f64 / 1e6).ceil()
     )]
     CacheTooSmall {
@@ -217,7 +217,7 @@ pub enum PipelineError {
         reason: String,
     },
     /// A shard writer would overwrite an existing file.
-    #[error("{} exists; choose another output folder or delete it", path.display())]
+    #[error("{} already exists; delete it or choose another output folder", path.display())]
     Exists {
         /// The existing file.
         path: PathBuf,

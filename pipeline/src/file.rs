@@ -297,7 +297,7 @@ pub fn open_append(path: &Path) -> io::Result<File> {
     let opened = File::options().create(true).append(true).custom_flags(flags).open(path);
     opened.map_err(|error| match error.raw_os_error() {
         Some(code) if code == rustix::io::Errno::LOOP.raw_os_error() => {
-            io::Error::other("it is a symbolic link, which is not followed")
+            io::Error::other("it is a symbolic link; links are not followed")
         }
         _ => error,
     })

@@ -24,7 +24,7 @@ const STORE_SCHEMES: [&str; 3] = ["s3", "gs", "az"];
 const MAX_EXPANDED_ADDRESSES: usize = 100;
 
 /// Placeholder for an address that cannot be parsed.
-const REDACTED_ADDRESS: &str = "(an address that is left out)";
+const REDACTED_ADDRESS: &str = "(redacted address)";
 
 /// Parameters whose values may be shown unchanged: names of files and their parts.
 const PLAIN_NAMES: [&str; 16] = [
@@ -368,7 +368,7 @@ mod tests {
             ("a.tar::pipe:curl -H 'X::PW' h", "a.tar::pipe:curl (…)"),
             ("{pi,x}pe:cat PW", "pipe:cat (…)"),
             ("http://u:PW@h/{a.tar", "http://h/{a.tar"),
-            ("{http://u:PW@h/a.tar", "(an address that is left out)"),
+            ("{http://u:PW@h/a.tar", "(redacted address)"),
             ("ftp://u:PW@h/a.tar", "ftp://h/a.tar"),
             ("{a,b}-{1..2}.tar", "{a,b}-{1..2}.tar"),
             ("file:///data/a@b.tar", "file:///data/a@b.tar"),

@@ -51,7 +51,7 @@ pub fn expand(specs: &[String]) -> Result<Vec<ShardUrl>, PipelineError> {
         }
     }
     if urls.is_empty() {
-        return Err(invalid_list(&specs.join(" "), "names no shard".into()));
+        return Err(invalid_list(&specs.join(" "), "names no shards".into()));
     }
     Ok(urls)
 }
@@ -124,7 +124,7 @@ fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
         }
         paths.sort();
         return if paths.is_empty() {
-            Err("the folder holds no shard (.tar); `ocelli shards pack` makes shards of images".into())
+            Err("the folder holds no shards (.tar); pack images into shards with `ocelli shards pack`".into())
         } else {
             Ok(paths)
         };
@@ -140,7 +140,7 @@ fn resolve_path(path: PathBuf) -> Result<Vec<PathBuf>, String> {
         .collect();
     // A pattern that ends in `*` also matches files that are not shards.
     paths.retain(|path| is_shard(path) || (!text.ends_with('*') && path.extension().is_some()));
-    if paths.is_empty() { Err("the pattern matches no file".into()) } else { Ok(paths) }
+    if paths.is_empty() { Err("the pattern matches no files".into()) } else { Ok(paths) }
 }
 
 impl ShardUrl {
@@ -158,7 +158,7 @@ impl ShardUrl {
         match text.split_once(':') {
             Some((scheme, rest)) if REMOTE_SCHEMES.contains(&scheme.to_ascii_lowercase().as_str()) => {
                 if !rest.starts_with("//") {
-                    return Err(format!("an address begins with {scheme}://"));
+                    return Err(format!("a URL must begin with {scheme}://"));
                 }
                 let url = if scheme.to_ascii_lowercase().starts_with("http") {
                     Url::parse(text)
@@ -249,7 +249,7 @@ impl ShardUrl {
             return match (self, Self::parse(reference)?) {
                 (_, Self::Pipe(_)) => Err("a list cannot name commands".into()),
                 (Self::Remote(_), Self::File(_)) => {
-                    Err(format!("a list from elsewhere cannot name {}", redact_list(reference)))
+                    Err(format!("a remote list cannot name {}", redact_list(reference)))
                 }
                 (Self::Remote(base), Self::Remote(url)) => check_remote_entry(base, url),
                 (_, url) => Ok(url),
@@ -279,9 +279,7 @@ fn is_hidden(path: &Path) -> bool {
 fn check_remote_entry(base: &Url, url: Url) -> Result<ShardUrl, String> {
     if is_local(&url) && !is_local(base) {
         let host = url.host_str().unwrap_or_default();
-        return Err(format!(
-            "a list from elsewhere cannot name {host}, an address of this machine or its own link"
-        ));
+        return Err(format!("a remote list cannot name {host}, a local or link-local address"));
     }
     Ok(ShardUrl::Remote(url))
 }
@@ -380,7 +378,7 @@ mod tests {
             ("ftp://host/{0..3}.tar", "scheme ftp"),
             ("s3:///a.tar", "no host or bucket"),
             ("http://[::1/a.tar", "IPv6"),
-            ("", "names no shard"),
+            ("", "names no shards"),
         ] {
             let error = expand(&[spec.to_string()]).expect_err(spec).to_string();
             assert!(error.contains(reason), "{spec}: {error}");

@@ -34,11 +34,11 @@ impl BitsUsed {
         if n_images == 0 || largest == 0 || bits == u16::BITS || is_stated {
             return None;
         }
-        let images = if n_images == 1 { "the image" } else { "all images" };
-        Some(format!(
-            "the values of {images} of 16 bits that were looked at ({n_images}) use {bits} of them: the largest \
-             is {largest} of 65535; {remedy}"
-        ))
+        let images = match n_images {
+            1 => "the inspected 16-bit image uses".to_string(),
+            n => format!("{n} inspected 16-bit images use"),
+        };
+        Some(format!("{images} only {bits} of 16 bits: the largest value is {largest} of 65535; {remedy}"))
     }
 
     /// Reports that values use a part of their bits, as [`BitsUsed::describe`] does.
@@ -63,5 +63,5 @@ pub fn report_bits(dataset: &Dataset, rules: &DecodeRules) {
             bits.inspect(&sample.image.files(), rules);
         }
     }
-    bits.report(rules, "--set data.bits_used=BITS scales them");
+    bits.report(rules, "scale them with --set data.bits_used=BITS");
 }

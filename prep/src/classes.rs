@@ -36,7 +36,7 @@ pub fn report_class_folders(dataset: &Dataset, name: &str) -> Result<(), Pipelin
     let (shard, number) = dataset.locate(SampleId(0));
     if shard.has_class_of_folder(number)? {
         tracing::info!(
-            "images of {name} have the outermost folders of their names as classes, such as that of {}",
+            "images of {name} take the outermost folder of their names as class, for example {}",
             shard.key(number)
         );
     }

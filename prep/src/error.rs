@@ -58,7 +58,7 @@ pub enum PrepError {
         path: PathBuf,
     },
     /// A list is a pipe or a device.
-    #[error("{} is no regular file", path.display())]
+    #[error("{} is not a regular file", path.display())]
     NotRegular {
         /// The list.
         path: PathBuf,
@@ -86,7 +86,7 @@ pub enum PrepError {
         hint: &'static str,
     },
     /// A column of a list is empty.
-    #[error("{} has no value in a column {column}", path.display())]
+    #[error("{} has no values in its column {column}", path.display())]
     EmptyColumn {
         /// The list.
         path: PathBuf,
@@ -95,7 +95,8 @@ pub enum PrepError {
     },
     /// A list has several values for one image.
     #[error(
-        "the list has several values for {key} in shards called {shard}: name the shards as the list does"
+        "the list has several values for {key} in shards named {shard}: give the shards the same paths as in \
+         the list"
     )]
     SeveralValues {
         /// Key of the image.
@@ -140,7 +141,7 @@ pub enum PrepError {
         named: String,
     },
     /// The result of a part is not what its file says.
-    #[error("{} is damaged, or of an earlier release: remove it, and do part {part} again", path.display())]
+    #[error("{} is damaged or from an earlier release: remove it and rerun part {part}", path.display())]
     DamagedPart {
         /// File of the result.
         path: PathBuf,
@@ -149,22 +150,25 @@ pub enum PrepError {
     },
     /// The result of a part is that of another job or part.
     #[error(
-        "{} is of another job or part, or its inputs have changed since: remove it and do the part again, or \
-         give the same inputs and flags", path.display()
+        "{} belongs to another job or part, or its inputs have changed since: remove it and rerun the part, \
+         or give the same inputs and flags", path.display()
     )]
     OtherPart {
         /// File of the result.
         path: PathBuf,
     },
     /// A folder of images is among the inputs of a job in parts.
-    #[error("{folder} is a folder of images, which is not divided into parts: pack it, or do it whole")]
+    #[error(
+        "{folder} is a folder of images, which cannot be divided into parts: pack it first, or run without \
+         parts"
+    )]
     UndividedFolder {
         /// The folder.
         folder: String,
     },
     /// A folder has the description of another job.
     #[error(
-        "{} holds another job ({verb}), or the same one with other inputs, flags or number of parts; choose \
+        "{} holds another job ({verb}), or the same job with other inputs, flags or number of parts; choose \
          another --out", out.display()
     )]
     OtherJob {
@@ -174,15 +178,15 @@ pub enum PrepError {
         verb: String,
     },
     /// A folder has shards, and no description of their job.
-    #[error("{} has shards of another job; choose another --out", out.display())]
+    #[error("{} holds shards of another job; choose another --out", out.display())]
     OtherShards {
         /// The folder.
         out: PathBuf,
     },
     /// The shards of a prefix are those of another job.
     #[error(
-        "{prefix}-*.tar in {} are of another job, with other images, flags or parts: choose another --out or \
-         --prefix, or remove these shards and {}", out.display(), mark.display()
+        "{prefix}-*.tar in {} belong to another job, with other images, flags or parts: choose another --out \
+         or --prefix, or remove these shards and {}", out.display(), mark.display()
     )]
     OtherPack {
         /// Prefix of the shards' names.
@@ -193,7 +197,7 @@ pub enum PrepError {
         mark: PathBuf,
     },
     /// Another job has begun to write shards with the same prefix.
-    #[error("another job with the prefix {prefix} has just begun in {}", out.display())]
+    #[error("another job with the prefix {prefix} has just started in {}", out.display())]
     PackBegun {
         /// Prefix of the shards' names.
         prefix: String,
@@ -213,7 +217,7 @@ pub enum PrepError {
         shard: String,
     },
     /// Two samples have the same key.
-    #[error("key {key} occurs twice, the second time in {shard}; give --renumber")]
+    #[error("key {key} occurs twice, the second time in {shard}; rename samples with --renumber")]
     RepeatedKey {
         /// The key.
         key: String,
@@ -221,7 +225,7 @@ pub enum PrepError {
         shard: String,
     },
     /// A folder has another list of classes than the shards.
-    #[error("{} holds other classes than {}; give another --out", path.display(), list.display())]
+    #[error("{} lists other classes than {}; choose another --out", path.display(), list.display())]
     OtherClassList {
         /// List in the folder.
         path: PathBuf,
@@ -230,7 +234,7 @@ pub enum PrepError {
     },
     /// A folder has another list of classes than the images.
     #[error(
-        "{} holds other classes; give --classes {} to number by it, or another --out",
+        "{} lists other classes; use its numbering with --classes {}, or choose another --out",
         path.display(), path.display()
     )]
     OtherClasses {
@@ -254,7 +258,7 @@ pub enum PrepError {
         source: std::num::ParseIntError,
     },
     /// A file does not have the name of an image.
-    #[error("{} does not have the extension of an image", path.display())]
+    #[error("{} does not have an image extension", path.display())]
     NoImageExtension {
         /// The file.
         path: PathBuf,

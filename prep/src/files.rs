@@ -58,10 +58,7 @@ pub fn report_skipped(skipped: &BTreeMap<String, usize>) {
         }
     }
     if !unread.is_empty() {
-        tracing::warn!(
-            "skipped images in formats that are not read: {}; convert them first",
-            unread.join(", ")
-        );
+        tracing::warn!("skipped images in unsupported formats: {}; convert them first", unread.join(", "));
     }
     if !others.is_empty() {
         tracing::info!("skipped files that are not images: {}", others.join(", "));
@@ -109,7 +106,7 @@ fn report_outside_link(path: &Path, within: &Path) {
     if let Ok(target) = path.canonicalize()
         && !target.starts_with(within)
     {
-        tracing::info!("{} is a link to {}, whose images are taken", path.display(), target.display());
+        tracing::info!("{} is a link to {}; its images are included", path.display(), target.display());
     }
 }
 
@@ -141,7 +138,7 @@ fn find_images_below(root: &Path) -> Result<FoundFiles, PrepError> {
             }
             // A broken link, or a folder that may not be read.
             Err(error) if error.depth() > 0 => {
-                tracing::warn!("{error}: skipped");
+                tracing::warn!("skipped: {error}");
                 continue;
             }
             Err(source) => return Err(PrepError::Walk { path: root.to_path_buf(), source }),

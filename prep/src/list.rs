@@ -132,7 +132,7 @@ fn no_image_column(path: &Path, target: Target, columns: &[String]) -> PrepError
         path: path.to_path_buf(),
         wanted: target.columns().join(", "),
         columns: columns.to_vec(),
-        hint: if target == Target::File { "; --image-column names another" } else { "" },
+        hint: if target == Target::File { "; name another with --image-column" } else { "" },
     }
 }
 

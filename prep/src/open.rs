@@ -131,7 +131,7 @@ fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
     }
     if let Some(first) = others.first() {
         tracing::warn!(
-            "{spec}: {} images are of formats that only `ocelli shards pack` reads, such as {first}: skipped",
+            "{spec}: skipped {} images in formats that only `ocelli shards pack` reads, such as {first}",
             others.len()
         );
     }
@@ -175,8 +175,8 @@ pub fn report_turned(dataset: &Dataset, rules: &DecodeRules) {
     }
     if n_turned > 0 {
         tracing::info!(
-            "EXIF turns {n_turned} of {n_read} images that were looked at, and this is not applied, as in published \
-             recipes; --set data.apply_exif=true applies it"
+            "{n_turned} of {n_read} inspected images have an EXIF rotation, which is ignored, as in \
+             published recipes; apply it with --set data.apply_exif=true"
         );
     }
 }

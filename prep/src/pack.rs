@@ -79,11 +79,11 @@ impl Packed {
         let Noticed { n_turned, bits } = &self.noticed;
         if *n_turned > 0 {
             tracing::info!(
-                "EXIF turns {n_turned} images, which are packed as they are and trained on without it, as in \
-                 published recipes; data.apply_exif=true applies it"
+                "{n_turned} images have an EXIF rotation; they are packed unchanged, and training ignores \
+                 it, as in published recipes; apply it with data.apply_exif=true"
             );
         }
-        bits.report(&DecodeRules::default(), "data.bits_used in a recipe scales them");
+        bits.report(&DecodeRules::default(), "scale them with data.bits_used in a recipe");
     }
 }
 

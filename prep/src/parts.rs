@@ -90,7 +90,7 @@ impl FromStr for Part {
             text.split_once('/').and_then(|(number, n)| Some((number.parse().ok()?, n.parse().ok()?)));
         let Some((number, n_parts)) = numbers else { return Err("expected K/N, such as 3/16".into()) };
         if n_parts > MOST_PARTS {
-            return Err(format!("{n_parts} parts are too many: at most {MOST_PARTS} are taken"));
+            return Err(format!("{n_parts} parts are too many: at most {MOST_PARTS} are allowed"));
         }
         if (1..=n_parts).contains(&number) {
             Ok(Self { number, n_parts })

@@ -249,7 +249,7 @@ impl Communicator {
                 unit: "this rank's device".into(),
                 number: 0,
                 seconds: self.deadline.max(START_TIMEOUT).as_secs(),
-                suspects: "it has not done what it was asked before the first collective".into(),
+                suspects: "it has not finished its work before the first collective".into(),
             }),
         }
     }
@@ -381,7 +381,7 @@ impl Communicator {
                 unit: "the engine".into(),
                 number: self.recorder.newest().map_or(0, |entry| entry.number),
                 seconds: self.deadline.as_secs(),
-                suspects: "not all ranks have come".into(),
+                suspects: "not all ranks have arrived".into(),
             }),
             _ => Ok(()),
         }
@@ -397,7 +397,7 @@ fn not_started(error: RecvTimeoutError, deadline: Duration) -> EngineError {
             unit: "the engine".into(),
             number: 0,
             seconds: deadline.max(START_TIMEOUT).as_secs(),
-            suspects: "not all ranks have come".into(),
+            suspects: "not all ranks have arrived".into(),
         },
     }
 }

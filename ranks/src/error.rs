@@ -20,7 +20,7 @@ pub enum EngineError {
         number: u64,
     },
     /// A rank has stopped for a reason of its own that a restart would not change.
-    #[error("rank {rank} has given up: {reason}")]
+    #[error("rank {rank} gave up: {reason}")]
     PeerFailed {
         /// The rank.
         rank: usize,
@@ -28,7 +28,7 @@ pub enum EngineError {
         reason: String,
     },
     /// A collective took longer than the deadline.
-    #[error("{collective} of {unit} (number {number}) has not ended within {seconds} s: {suspects}")]
+    #[error("{collective} of {unit} (number {number}) has not finished within {seconds} s: {suspects}")]
     Deadline {
         /// The collective.
         collective: &'static str,

@@ -67,7 +67,7 @@ pub enum LaunchError {
         n_local: usize,
     },
     /// A launcher states the rank without the number of ranks.
-    #[error("{rank} is set and {size} is not")]
+    #[error("{rank} is set but {size} is not")]
     NoSize {
         /// Variable of the rank.
         rank: &'static str,
@@ -75,7 +75,7 @@ pub enum LaunchError {
         size: &'static str,
     },
     /// A variable is not a number.
-    #[error("{name} is {text:?}, which is no number: {source}")]
+    #[error("{name} is {text:?}, which is not a number: {source}")]
     NotANumber {
         /// The variable.
         name: &'static str,
@@ -85,7 +85,7 @@ pub enum LaunchError {
         source: ParseIntError,
     },
     /// A pod of an indexed job states another rank than the launcher in it.
-    #[error("RANK is {rank} and JOB_COMPLETION_INDEX {index}: which is it?")]
+    #[error("RANK is {rank} but JOB_COMPLETION_INDEX is {index}: unset one of them")]
     IndexDiffers {
         /// The rank.
         rank: usize,
@@ -94,8 +94,8 @@ pub enum LaunchError {
     },
     /// A pod of an indexed job does not know how many there are.
     #[error(
-        "JOB_COMPLETION_INDEX is set and WORLD_SIZE is not: set it to the job's completions, or to 1 where every pod \
-         works for itself"
+        "JOB_COMPLETION_INDEX is set but WORLD_SIZE is not: set WORLD_SIZE to the job's completions, or to \
+         1 if every pod is a run of its own"
     )]
     NoCompletions,
     /// Two launchers state different ranks.
@@ -123,7 +123,7 @@ pub enum LaunchError {
         n_processes: usize,
     },
     /// A launcher of MPI does not say how many ranks there are.
-    #[error("{name} is set, and nothing that says how many ranks there are: set RANK and WORLD_SIZE")]
+    #[error("{name} is set, but nothing says how many ranks there are: set RANK and WORLD_SIZE")]
     NoWorldSize {
         /// The variable that is set.
         name: &'static str,
@@ -221,7 +221,7 @@ impl Launch {
         let host = self.required("MASTER_ADDR", get)?;
         let port = self.required("MASTER_PORT", get)?;
         let port: u16 =
-            port.trim().parse().map_err(|_| format!("MASTER_PORT is {port:?}, which is no port"))?;
+            port.trim().parse().map_err(|_| format!("MASTER_PORT is {port:?}, which is not a port"))?;
         // torchrun's own store listens on the port in MASTER_PORT.
         let is_taken = get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
         Ok((host, if is_taken { port.wrapping_add(1) } else { port }))
@@ -231,7 +231,7 @@ impl Launch {
     fn required(&self, name: &str, get: Variables<'_>) -> Result<String, String> {
         get(name).ok_or_else(|| {
             format!(
-                "{} says rank {} of {}, and {name} is not set: set MASTER_ADDR to the machine of rank 0 and \
+                "{} says rank {} of {}, but {name} is not set: set MASTER_ADDR to the machine of rank 0 and \
                  MASTER_PORT to a free port there, on all ranks",
                 self.launcher, self.rank, self.world_size
             )
@@ -430,7 +430,7 @@ mod tests {
         variables.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
         assert_eq!(launch(&variables).unwrap().address, Ok(("head".to_string(), 29501)));
         variables[3] = ("MASTER_PORT", "x");
-        assert!(launch(&variables).unwrap().address.unwrap_err().contains("no port"));
+        assert!(launch(&variables).unwrap().address.unwrap_err().contains("not a port"));
     }
 
     #[test]

@@ -1,10 +1,10 @@
 #!/bin/bash
-# What is to be known of a machine with an NVIDIA GPU: is what it computes right, how fast is a step beside PyTorch's, where does
-# the time go; one table at the end. In parts of less than ten minutes each, for a machine that is lent for half an hour.
+# Tests a machine with an NVIDIA GPU: are results correct, how fast is a step compared with PyTorch's, where does the time go; one
+# table at the end. It runs in parts of less than ten minutes each, for a machine that is available for only half an hour.
 #
 #   OCELLI=target/cuda/release/ocelli scripts/bench/gpu.sh OUT [PART…]
 #
-# Parts, in the order in which they decide most; all of them, if none is named:
+# Parts, most important first; all of them, if none is named:
 #
 #   check        doctor, results beside the CPU's, NCCL on one rank, a run that is killed and resumed
 #   layers       every layer of ViT-S, B and L beside sums in f64, three times bit for bit, and its time beside PyTorch's
@@ -13,12 +13,12 @@
 #   models       steps of ViT-B/16 and ViT-L/16
 #   convolution  ResNet-18 beside PyTorch
 #
-# A part that has ended is not run again: its results are in OUT, and another call goes on with the next one. Remove OUT/PART.done
-# to repeat it. OCELLI names the program, built elsewhere with `--features cuda` (`strip` and `zstd -19` make 25 MB of it, to be
-# unpacked there); OCELLI_MPI, if set, one built with `--features cuda,mpi`, for two processes on one GPU. Needs CUDA's
-# headers, NVRTC and cuBLASLt; PyTorch and timm for the other side, which is left out without them. BUDGET_S is what one part may take; what no
-# longer fits is left out, and said so. DRY=1 runs it on the stub driver of the tests, where nothing is computed, with small sizes.
-# In OUT: log.txt, results.json, kernels.txt, table.md.
+# A finished part is not run again: its results are in OUT, and another call continues with the next one. Remove OUT/PART.done to
+# repeat it. OCELLI names the program, built elsewhere with `--features cuda` (`strip` and `zstd -19` reduce it to 25 MB; unpack
+# it there); OCELLI_MPI, if set, one built with `--features cuda,mpi`, for two processes on one GPU. Needs CUDA's headers, NVRTC
+# and cuBLASLt; PyTorch and timm for the comparison, which is skipped without them. BUDGET_S limits the time of one part; what no
+# longer fits is skipped, with a message. DRY=1 runs it on the tests' stub driver, which computes nothing, with small sizes. In
+# OUT: log.txt, results.json, kernels.txt, table.md.
 
 set -u
 OUT=${1:?a folder for the results}
@@ -170,7 +170,7 @@ resumed() {
     "${run[@]}" --workdir "$WORK/broken" --inject-fault kill:rank=0,step=29,phase=backward
     [ $? = 137 ] || return 1
     "${run[@]}" --workdir "$WORK/broken" 2>&1 | tee "$WORK/again" || return 1
-    grep 'continuing at step [12]0' "$WORK/again" || return 1
+    grep 'resuming at step [12]0' "$WORK/again" || return 1
     grep -o '"train/loss":[^,}]*' "$WORK/whole/metrics.jsonl" > "$WORK/a"
     grep -o '"train/loss":[^,}]*' "$WORK/broken/metrics.jsonl" > "$WORK/b"
     paste "$WORK/a" "$WORK/b"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A folder of images into a backbone: shards, without broken images and copies, at a size that loads fast.
+# From a folder of images to a backbone: packs shards without broken images and duplicates, at a size that loads fast.
 #
 #   scripts/examples/from_folder.sh photos/ runs/photos --recipe dino_vits16 --set optim.batch_size=64
 #
-# What follows the two folders goes to `ocelli pretrain`. Started again, it goes on where it was stopped.
+# Arguments after the two folders go to `ocelli pretrain`. Run it again to resume where it stopped.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 ocelli=${OCELLI:-ocelli}
@@ -11,7 +11,7 @@ images=$1 out=$2
 shift 2
 mkdir -p "$out"
 
-# Packing is not one of the jobs that go on: what a stopped one has left is taken away.
+# An interrupted packing job is not resumed: what it left behind is removed.
 if [ ! -e "$out/packed.done" ]; then
     rm -rf "$out/packed"
     "$ocelli" shards pack "$images" --out "$out/packed"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A list of image URLs into a backbone. The list is a .csv or .tsv with a column `url` (`label` and `caption`
-# are kept), a .jsonl with the same keys, or a .txt with one URL a line.
+# From a list of image URLs to a backbone. The list is a .csv or .tsv with a column `url` (`label` and
+# `caption` are kept), a .jsonl with the same keys, or a .txt with one URL per line.
 #
 #   scripts/examples/from_urls.sh images.csv runs/web --recipe dino_vits16
 #
-# What follows the list and the folder goes to `ocelli pretrain`. Started again, it goes on where it was
-# stopped; what could not be fetched stands in <folder>/packed/failures.jsonl with its reason.
+# Arguments after the list and the folder go to `ocelli pretrain`. Run it again to resume where it stopped;
+# URLs that could not be fetched are listed with the reason in <folder>/packed/failures.jsonl.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 ocelli=${OCELLI:-ocelli}

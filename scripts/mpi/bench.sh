@@ -1,9 +1,9 @@
 #!/bin/bash
-# Is a fabric right, how fast is it, and what do the modes of sharding cost on it?
+# Checks whether a network works, how fast it is, and what the sharding modes cost on it.
 #
 #   scripts/mpi/bench.sh 4 --recipe dino_vits16 --batch 16
 #
-# The first argument is the number of ranks; the rest is given to `ocelli bench shard`.
+# The first argument is the number of ranks; the rest is passed to `ocelli bench shard`.
 
 set -eu
 ranks=${1:?number of ranks}

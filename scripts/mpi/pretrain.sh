@@ -1,12 +1,12 @@
 #!/bin/bash
-# A pretraining run by Open MPI's mpirun, on this machine or on the hosts of a file, that is started again
-# while there is hope:
+# A pretraining run under Open MPI's mpirun, on this machine or on the hosts in a file, that is restarted as
+# long as a restart can help:
 #
 #   scripts/mpi/pretrain.sh 2 --recipe dino_cifar --shards 'cifar/train-{000000..000009}.tar' --workdir runs/a
 #   HOSTFILE=hosts scripts/mpi/pretrain.sh 16 --recipe dino_vits16 ...
 #
-# The first argument is the number of ranks; the rest is given to `ocelli pretrain`. The work directory must
-# be one that all hosts see. OCELLI names the program, built with `--features mpi`.
+# The first argument is the number of ranks; the rest is passed to `ocelli pretrain`. All hosts must see the
+# work directory. OCELLI names the program, built with `--features mpi`.
 
 set -u
 ranks=${1:?number of ranks}

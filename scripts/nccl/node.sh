@@ -1,15 +1,18 @@
 #!/bin/bash
-# One rank for each GPU of this machine, which meet those of other machines over NCCL. Where torchrun is
-# installed, `torchrun --no-python --nproc-per-node 8 ocelli pretrain …` does the same; this needs a shell only.
+# Starts one rank for each GPU of this machine; they communicate with those of other machines over NCCL. Where
+# torchrun is installed, `torchrun --no-python --nproc-per-node 8 ocelli pretrain …` does the same; this needs only a
+# shell.
 #
 #   N_NODES=2 NODE=0 MASTER_ADDR=node0 MASTER_PORT=29500 \
 #       scripts/nccl/node.sh pretrain --recipe dino_vits16 --shards 'train-{000000..000128}.tar' --workdir /runs/a
 #
-# NODE counts the machines from 0, and is the index of the pod in an indexed job of Kubernetes. GPUS says how
-# many ranks to start; by default one for each GPU that Slurm gave on this node, or, without Slurm, for each GPU of the machine. OCELLI names the program, built with `--features cuda`.
+# NODE counts the machines from 0, and is the index of the pod in an indexed job of Kubernetes. GPUS says how many
+# ranks to start; by default one for each GPU that Slurm allocated on this node, or, without Slurm, for each GPU of
+# the machine. OCELLI names the program, built with `--features cuda`.
 #
-# TERM, USR2 and an interrupt are handed on as USR2: all ranks write one checkpoint. The exit code is 0 if all ranks say so, else one
-# below 128, which is for people, before one that says to try again.
+# TERM, USR2 and an interrupt are forwarded as USR2: all ranks together write one checkpoint. The exit code is 0 if
+# all ranks exit with 0; otherwise a code below 128, which needs a person, takes precedence over one that means try
+# again.
 
 set -u
 OCELLI=${OCELLI:-ocelli}

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What a release consists of, below OUT: a wheel for every Linux with glibc 2.28 or newer (manylinux_2_28), and an archive of the same
-# program with completions, manual pages, recipes, pages and scripts, with checksums.
+# Builds a release in OUT: a wheel for every Linux with glibc 2.28 or newer (manylinux_2_28), and an archive of the same program
+# with completions, manual pages, recipes, pages and scripts, with checksums.
 #
 #   pip install maturin ziglang auditwheel
 #   scripts/release/build.sh OUT
 #
-# zig compiles and links the C parts against the symbols of glibc 2.28, whatever this machine has. Other flags of maturin, such as
-# those for CUDA (CONTRIBUTING.md), follow OUT.
+# zig compiles and links the C parts against the symbols of glibc 2.28, whatever version this machine has. Further flags for
+# maturin, such as those for CUDA (CONTRIBUTING.md), follow OUT.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 cd "$(dirname "$0")/../.."

@@ -3,7 +3,7 @@
 #
 #   scripts/release/test_wheel.sh OUT/ocelli-*.whl
 #
-# With PyTorch and timm in the Python that PYTHON names, `ocelli.load` is used too.
+# If the Python named by PYTHON has PyTorch and timm, `ocelli.load` is tested too.
 set -euo pipefail
 [ $# -eq 1 ] || { sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 wheel=$(realpath "$1")

@@ -1,14 +1,15 @@
 #!/bin/bash
-# A Slurm cluster of two nodes on this machine, to try the scripts beside this one: network namespaces on a virtual switch, with a
-# slurmd in each. Needs root, and Debian's packages slurm-wlm and munge, or others that put the same programs into the path.
+# A two-node Slurm cluster on this machine, for testing the other scripts in this folder: network namespaces on a virtual switch,
+# with a slurmd in each. Needs root, and Debian's packages slurm-wlm and munge, or others that put the same programs on the path.
 #
 #   scripts/slurm/small_cluster.sh up FOLDER       start it; logs and state are in FOLDER
 #   scripts/slurm/small_cluster.sh cut 2           take node 2 off the network
 #   scripts/slurm/small_cluster.sh mend 2          put it back
 #   scripts/slurm/small_cluster.sh down FOLDER     stop it; FOLDER stays
 #
-# Commands find the cluster by SLURM_CONF=FOLDER/slurm.conf. Jobs in the partition `urgent` preempt those in `main`.
-# Slurm can give three GPUs on each node; they do not exist. Both nodes see the files of this machine, except /run/ocelli-node, which each has for itself.
+# Commands find the cluster by SLURM_CONF=FOLDER/slurm.conf. Jobs in the partition `urgent` preempt those in `main`. Slurm can
+# allocate three fake GPUs on each node. Both nodes see the files of this machine, except /run/ocelli-node, which is separate on
+# each.
 
 set -eu
 SUBNET=10.78.0

@@ -17,8 +17,8 @@ pub(crate) fn open_backbone(
 ) -> anyhow::Result<Backbone> {
     if flags.values.is_given() && path.exists() && !weights::is_weights(path) {
         bail!(
-            "{} is a run, whose images are decoded as its recipe says (data.bits_used, data.no_data): --bits-used and --no-data are \
-             for weights of other programs",
+            "{} is a run, and its recipe sets how images are decoded (data.bits_used, data.no_data): --bits-used and --no-data are only \
+             for weights from other programs",
             path.display()
         );
     }
@@ -32,25 +32,25 @@ pub(crate) fn open_backbone(
 /// Flags for facts that a file of weights may not state.
 #[derive(Clone, Default, clap::Args)]
 pub(crate) struct WeightFlags {
-    /// Library that wrote a file of weights, if its names are ambiguous: dino, dinov2, dinov3,
-    /// timm, torchvision or transformers.
+    /// Library that a weights file comes from, if its tensor names are ambiguous: dino, dinov2,
+    /// dinov3, timm, torchvision or transformers.
     #[arg(long, value_name = "LIBRARY")]
     source: Option<Library>,
-    /// Number of attention heads of a file's network [default: as its config.json says, else one
-    /// for each 64 channels].
+    /// Number of attention heads, for a weights file [default: from its config.json, else one per
+    /// 64 channels].
     #[arg(long, value_name = "N")]
     heads: Option<usize>,
-    /// Normalization of a file's network: imagenet, half (0.5, as many of timm's), or
-    /// `R,G,B/R,G,B`, a mean and a deviation for each channel [default: as the file says, else
+    /// Normalization, for a weights file: imagenet, half (0.5, as in many timm models), or
+    /// `R,G,B/R,G,B`, the mean and standard deviation per channel [default: from the file, else
     /// imagenet].
     #[arg(long, value_name = "COLORS", value_parser = normalization)]
     normalization: Option<Normalization>,
-    /// Term that the layer norms of a file's network add to the variance [default: as the file
-    /// says, else that of the published networks].
+    /// Epsilon of the layer norms, for a weights file [default: from the file, else that of the
+    /// published networks].
     #[arg(long, value_name = "EPSILON", value_parser = epsilon)]
     norm_epsilon: Option<f64>,
-    /// Bits of a channel's values for a file's network: 8, 16 or 32 (floating point) [default: as
-    /// the file says, else 8].
+    /// Bits per channel, for a weights file: 8, 16 or 32 (floating point) [default: from the file,
+    /// else 8].
     #[arg(long = "bits", value_name = "BITS", value_parser = depth)]
     depth: Option<Depth>,
     #[command(flatten)]
@@ -60,11 +60,11 @@ pub(crate) struct WeightFlags {
 /// Flags for the values of pixels of other formats than 8 bits.
 #[derive(Clone, Default, clap::Args)]
 pub(crate) struct ValueFlags {
-    /// Bits that the values of 16-bit images use, as the recipe's data.bits_used [default: all].
+    /// Number of bits that 16-bit images use, like the recipe's data.bits_used [default: all].
     #[arg(long, value_name = "BITS", value_parser = clap::value_parser!(u8).range(1..16))]
     pub(crate) bits_used: Option<u8>,
-    /// Value of pixels without data, as the recipe's data.no_data; nan if only NaN stands for no
-    /// data. They get the mean of the others.
+    /// No-data value of pixels, like the recipe's data.no_data; nan if only NaN marks missing data.
+    /// Such pixels are filled with the mean of the others.
     #[arg(long, value_name = "VALUE", allow_hyphen_values = true)]
     pub(crate) no_data: Option<f32>,
 }
@@ -79,10 +79,10 @@ impl ValueFlags {
     /// Refuses flags that do not apply to images of `format`.
     pub(crate) fn check(&self, format: PixelFormat) -> anyhow::Result<()> {
         if self.no_data.is_some() && format.is_rgb8() {
-            bail!("--no-data is for images with a value for no data, not for {format}");
+            bail!("--no-data is for images with a no-data value, not for {format}");
         }
         if self.bits_used.is_some() && format.depth == Depth::Float {
-            bail!("--bits-used is for images of 16 bits, and --bits 32 takes numbers as they are");
+            bail!("--bits-used is only for 16-bit images; with --bits 32, values are used unchanged");
         }
         Ok(())
     }
@@ -103,8 +103,8 @@ impl ValueFlags {
 }
 
 fn epsilon(text: &str) -> Result<f64, String> {
-    let value: f64 = text.parse().map_err(|_| "a number such as 1e-6 is expected".to_string())?;
-    if value > 0.0 && value < 1.0 { Ok(value) } else { Err("it lies between 0 and 1".into()) }
+    let value: f64 = text.parse().map_err(|_| "expected a number such as 1e-6".to_string())?;
+    if value > 0.0 && value < 1.0 { Ok(value) } else { Err("expected a number between 0 and 1".into()) }
 }
 
 impl WeightFlags {
@@ -141,7 +141,7 @@ fn normalization(text: &str) -> Result<Normalization, String> {
         let normalization = Normalization { mean, std };
         return normalization.validate().map(|()| normalization);
     }
-    Err("imagenet, half, or means and deviations: 0.485,0.456,0.406/0.229,0.224,0.225".into())
+    Err("expected imagenet, half, or means and standard deviations, such as 0.485,0.456,0.406/0.229,0.224,0.225".into())
 }
 
 /// Parses numbers with commas.

@@ -16,7 +16,7 @@ use crate::exit::OUTPUT_LOST;
 /// Format of messages.
 #[derive(Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum LogFormat {
-    /// Plain text; progress lines have the time of day if standard error is no terminal.
+    /// Plain text; progress lines include the time of day if standard error is not a terminal.
     #[default]
     Text,
     /// One JSON object per line: time, level, message.
@@ -33,7 +33,7 @@ pub(crate) struct ConsoleFlags {
     /// Print only warnings and errors: no progress, no notes.
     #[arg(short, long, global = true, help_heading = "Messages", hide_short_help = true)]
     quiet: bool,
-    /// Print more details: which files are fetched, and which are skipped.
+    /// Print more details, such as which files are fetched or skipped.
     #[arg(
         short,
         long,
@@ -54,7 +54,7 @@ pub(crate) struct ConsoleFlags {
         hide_short_help = true
     )]
     log_format: LogFormat,
-    /// Seconds between two lines of progress, where no bar is drawn.
+    /// Seconds between progress lines when no bar is drawn.
     #[arg(
         long,
         global = true,
@@ -282,7 +282,7 @@ pub(crate) fn print_line(line: std::fmt::Arguments<'_>) {
 pub(crate) fn output_lost(error: &std::io::Error) -> ! {
     // A reader that closes the pipe early, such as `head`, is not an error.
     if error.kind() != std::io::ErrorKind::BrokenPipe {
-        say(format!("error: standard output cannot be written: {error}"));
+        say(format!("error: cannot write to standard output: {error}"));
     }
     std::process::exit(i32::from(OUTPUT_LOST));
 }

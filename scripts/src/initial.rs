@@ -11,19 +11,19 @@ use crate::backbone::WeightFlags;
 #[derive(Clone, Default, clap::Args)]
 #[group(id = "initial")]
 pub(crate) struct InitialFlags {
-    /// Initial weights of the backbone, in place of the recipe's init.weights: a file or folder of
+    /// Initial weights of the backbone, instead of the recipe's init.weights: a file or folder from
     /// DINO, DINOv2, DINOv3, timm, torchvision, transformers or `ocelli export`, or a run. Heads
-    /// start at random, unless the recipe sets init.heads.
+    /// are initialized randomly unless the recipe sets init.heads.
     #[arg(long, value_name = "WEIGHTS", conflicts_with = "fork")]
     init: Option<PathBuf>,
     #[command(flatten)]
     weights: WeightFlags,
-    /// Continue from the newest checkpoint of another run, or from the checkpoint given, with its
-    /// optimizer, in the new --workdir; the recipe may differ but for the networks, to which a Gram
-    /// teacher may be added.
+    /// Start from another run's newest checkpoint, or from the given checkpoint, with its optimizer
+    /// state, in the new --workdir. The recipe can differ, except for the networks; a Gram teacher
+    /// can be added.
     #[arg(long, value_name = "RUN")]
     fork: Option<PathBuf>,
-    /// Continue a run although its optim.length has increased. Schedules that follow the length of
+    /// Resume a run even if its optim.length has increased. Schedules that depend on the length of
     /// the run jump.
     #[arg(long)]
     lengthen: bool,
@@ -34,7 +34,7 @@ impl InitialFlags {
     pub(crate) fn initial(&self) -> anyhow::Result<Initial> {
         if self.weights.values.is_given() {
             bail!(
-                "--bits-used and --no-data are keys of a recipe here: --set data.bits_used=12, --set data.no_data={{value=-9999}}"
+                "--bits-used and --no-data do not apply here; set the recipe's keys: --set data.bits_used=12, --set data.no_data={{value=-9999}}"
             );
         }
         Ok(Initial {

@@ -50,37 +50,36 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Make a data set, pretrain on it, probe the result: the whole job in a few minutes.
+    /// Generate a data set, pretrain on it and probe the result, in a few minutes.
     Quickstart(verb::quickstart::Args),
-    /// Make, check and list shards.
+    /// Create, check, list and edit shards.
     Shards(verb::shards::Args),
-    /// List recipes and their keys, and make new ones.
+    /// List recipes and their keys, and create new recipes.
     Recipe(verb::recipe::Args),
     /// Pretrain a backbone on shards.
     Pretrain(verb::pretrain::Args),
-    /// Score frozen features by published protocols: nearest neighbors, linear probes, logistic
+    /// Score frozen features with published protocols: nearest neighbors, linear probes, logistic
     /// regression.
     Probe(verb::probe::Args),
     /// Write the features of images as .npy, .parquet or .safetensors.
     Embed(verb::embed::Args),
-    /// Choose images by their features: without near-duplicates, evenly over clusters, like given
-    /// ones.
+    /// Select images by their features: remove near-duplicates, balance clusters, retrieve images
+    /// similar to given ones.
     Curate(verb::curate::Args),
     /// List the runs below a folder: step, loss, best score, state, time left.
     Runs(verb::runs::Args),
     /// Write one HTML page about a run, or about several side by side.
     Report(verb::report::Args),
-    /// Send recipe, metrics, scores and pictures of runs to an MLflow server.
+    /// Send the recipe, metrics, scores and pictures of runs to an MLflow server.
     Track(verb::track::Args),
     /// Write a backbone for timm, torchvision, transformers, DINOv2's code or ONNX runtimes.
     Export(verb::export::Args),
-    /// Estimate memory, traffic, time and goodput of a run before it is started, for any number of
-    /// ranks.
+    /// Estimate the memory, traffic, time and goodput of a run before starting it, for any number
+    /// of ranks.
     Plan(verb::plan::Args),
     /// Report the hardware and libraries of this machine, and test communication between ranks.
     Doctor(verb::doctor::Args),
-    /// Print a script that lets a shell complete verbs and flags: `ocelli completions bash >
-    /// ~/.bash_completion`.
+    /// Print a shell completion script: `ocelli completions bash > ~/.bash_completion`.
     Completions(verb::shell::CompletionsArgs),
     /// Write manual pages.
     Man(verb::shell::ManArgs),
@@ -166,8 +165,7 @@ fn exit_when_threads_are_exhausted() {
             return;
         }
         console::say(
-            "error: the system lets this process start no more threads: raise the limit (ulimit -u, or pids.max of its container), or \
-             start fewer processes",
+            "error: cannot start more threads: raise the limit (ulimit -u, or pids.max of the container), or start fewer processes",
         );
         std::process::exit(i32::from(exit::CONFIGURATION));
     }));
@@ -178,7 +176,7 @@ fn check_address_space() -> Result<(), String> {
     const LEAST_BYTES: f64 = 1e9;
     match session::machine::address_space_bytes() {
         Some(bytes) if bytes < LEAST_BYTES => Err(format!(
-            "this process may have {:.2} GB of addresses (ulimit -v), and {:.0} GB are the least that it works with",
+            "address space is limited to {:.2} GB (ulimit -v); ocelli needs at least {:.0} GB",
             bytes / 1e9,
             LEAST_BYTES / 1e9
         )),

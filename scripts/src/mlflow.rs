@@ -159,13 +159,13 @@ impl Server {
 
     /// Reads the response to the request `path`.
     fn read(&self, path: &str, response: Result<Response<Body>, ureq::Error>) -> anyhow::Result<Value> {
-        let mut response = response.with_context(|| format!("no answer from {}", self.address))?;
+        let mut response = response.with_context(|| format!("no response from {}", self.address))?;
         let text = response.body_mut().read_to_string()?;
         if !response.status().is_success() {
             let answer = serde_json::from_str::<Value>(&text).unwrap_or_default();
             let reason = answer.get("message").and_then(Value::as_str).unwrap_or(text.trim());
             let reason: String = reason.chars().take(300).collect();
-            bail!("{} answers {} to {path}: {reason}", self.address, response.status());
+            bail!("{} returned {} for {path}: {reason}", self.address, response.status());
         }
         Ok(serde_json::from_str(&text).unwrap_or_default())
     }

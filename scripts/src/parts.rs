@@ -15,11 +15,11 @@ use crate::console::say;
 /// Flags of a verb that can be run in parts.
 #[derive(clap::Args, Clone, Copy)]
 pub(crate) struct PartFlags {
-    /// Do part K of N of the work, such as 3/16. Run the same command with each K from 1 to N, on
-    /// any machines, then with --join N.
+    /// Do part K of N of the work, such as 3/16. Run the same command for every K from 1 to N, on
+    /// any machines, then run it with --join N.
     #[arg(long, value_name = "K/N", conflicts_with = "join", help_heading = "In parts")]
     part: Option<Part>,
-    /// Put the results of all N parts together.
+    /// Join the results of all N parts.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_PARTS as i64), help_heading = "In parts")]
     join: Option<u32>,
 }
@@ -40,7 +40,7 @@ impl PartFlags {
         match self.work() {
             Work::Part(_) | Work::Join(_) if launch.world_size > 1 => {
                 bail!(
-                    "--part and --join are for processes that are started one by one: run each without {}",
+                    "--part and --join are for processes started one by one: run each without {}",
                     launch.launcher
                 )
             }
@@ -64,7 +64,7 @@ pub(crate) fn compute_share<T: Serialize + DeserializeOwned>(
             Ok(None)
         }
         Share::Existing { part, path } => {
-            say(format!("part {part} is done: {}; remove the file to do it again", path.display()));
+            say(format!("part {part} is already done: {}; remove the file to redo it", path.display()));
             Ok(None)
         }
     }
@@ -77,10 +77,10 @@ pub(crate) fn compute_share<T: Serialize + DeserializeOwned>(
 pub(crate) fn folder(out: Option<&Path>, work: Work) -> anyhow::Result<&Path> {
     match (out, work) {
         (None, Work::Part(_) | Work::Join(_)) => {
-            bail!("--part and --join need --out, the folder that receives the results of parts")
+            bail!("--part and --join need --out, the folder for the results of parts")
         }
         (Some(_), Work::Whole) => {
-            bail!("--out receives the results of parts: give --part K/N or --join N, too")
+            bail!("--out is for the results of parts: also pass --part K/N or --join N")
         }
         (out, _) => Ok(out.unwrap_or(Path::new(""))),
     }

@@ -65,7 +65,7 @@ pub(crate) fn show(workdir: &Path, name: &str, step: u64) {
     let Ok(png) = std::fs::read(workdir.join(format!("{name}.png"))) else { return };
     let result = Events::open(workdir).and_then(|mut events| events.picture(step, name, &png));
     if let Err(error) = result {
-        say(format!("warning: {name}.png is not shown in TensorBoard: {error}"));
+        say(format!("warning: could not add {name}.png to TensorBoard: {error}"));
     }
 }
 

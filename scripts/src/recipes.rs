@@ -81,7 +81,7 @@ pub(crate) fn read_text(name: &str) -> anyhow::Result<String> {
     }
     if !std::path::Path::new(name).exists() {
         let names: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
-        bail!("unknown recipe {name}: neither a file nor one of {}", names.join(", "));
+        bail!("unknown recipe {name}: not a file, and not one of {}", names.join(", "));
     }
     let mut text = String::new();
     let file = std::fs::File::open(name).with_context(|| format!("cannot read recipe {name}"))?;
@@ -99,7 +99,7 @@ pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::
         overrides.iter().any(|entry| matches!(override_key(entry), "data.shards" | "data"));
     if !overrides_shards && contains_command(&recipe.data.shards) {
         bail!(
-            "recipe {}: data.shards names a command (pipe:…), which a recipe may not run: give it with --shards",
+            "recipe {}: data.shards names a command (pipe:…), which recipes may not run: pass it with --shards",
             recipe.name
         );
     }
@@ -122,7 +122,7 @@ pub(crate) fn load_for_bench(
     let mut recipe = load(name, overrides)?;
     if recipe.views.keep_first_choice() {
         say(
-            "note: the recipe's views have one of several sizes in each batch (views.mix); the first of them is measured",
+            "note: each batch of this recipe has one of several view sizes (views.mix); only the first is measured",
         );
     }
     open_frozen(&mut recipe, None)?;

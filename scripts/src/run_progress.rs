@@ -57,11 +57,11 @@ impl RunningStep {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let line = if is_first {
             format!(
-                "finishing step {}, at most one more, then saving; Ctrl-C again stops without saving",
+                "finishing step {} and at most one more, then saving; press Ctrl-C again to stop without saving",
                 running.step + 1
             )
         } else {
-            "stopped without saving: the same command continues from the newest checkpoint".into()
+            "stopped without saving: run the same command to resume from the newest checkpoint".into()
         };
         match &running.bar {
             Some(bar) if draws() => bar.suspend(|| say(&line)),
@@ -227,7 +227,7 @@ impl Observer for RunProgress {
             f();
         }
         if step > 0 {
-            say(format!("continuing at step {step} of {total_steps}"));
+            say(format!("resuming at step {step} of {total_steps}"));
         }
         self.bar = run_bar(total_steps, step);
         self.running.set(step, Some(&self.bar));

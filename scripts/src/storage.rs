@@ -30,7 +30,7 @@ pub(crate) struct StorageFlags {
         hide_short_help = true
     )]
     cache: Option<PathBuf>,
-    /// Largest size of the cached shards, in GB.
+    /// Maximum size of the shard cache, in GB.
     #[arg(
         long,
         env = "OCELLI_CACHE_GB",
@@ -41,12 +41,12 @@ pub(crate) struct StorageFlags {
         hide_short_help = true
     )]
     cache_gb: f64,
-    /// Column of a list or of a Parquet file that holds the images or their paths [default: found
-    /// by content or usual names].
+    /// Column of a list or Parquet file that holds the images or their paths [default: detected by
+    /// content or common names].
     #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide_short_help = true)]
     image_column: Option<String>,
-    /// Column of a list or of a Parquet file that holds the classes [default: label and other usual
-    /// names].
+    /// Column of a list or Parquet file that holds the classes [default: label or another common
+    /// name].
     #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide_short_help = true)]
     label_column: Option<String>,
 }

@@ -116,7 +116,7 @@ pub(crate) fn agree_on_kernels(
         return Err(SessionError::Kernels { this_rank: plan.kernels.clone() });
     }
     tracing::info!(
-        "products are computed by CubeCL's kernels: ranks have different libraries; this one's is {}",
+        "using CubeCL's kernels for products: ranks have different libraries; this one's is {}",
         plan.kernels
     );
     Ok(plan.use_kernels(Kernels::Cubecl, &device.device)?)

@@ -42,7 +42,7 @@ fn named_specs(data: &DataConfig) -> Result<Vec<(String, Vec<String>)>, SessionE
     let mut sources: Vec<(String, Vec<String>)> =
         data.mix.keys().map(|name| (name.clone(), Vec::new())).collect();
     if let Some(name) = data.mix.keys().find(|name| !is_source_name(name)) {
-        let reason = format!("data.mix.{name}: the name of a source has letters, digits, _ and - only");
+        let reason = format!("data.mix.{name}: the name of a source may have only letters, digits, _ and -");
         return Err(SessionError::Sources { reason });
     }
     for spec in &data.shards {

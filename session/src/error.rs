@@ -40,14 +40,14 @@ pub enum SessionError {
         source: std::io::Error,
     },
     /// A file of weights was opened for the heads, which it does not have.
-    #[error("{} holds a backbone without heads; heads are in the runs and checkpoints of this program", path.display())]
+    #[error("{} is a backbone without heads; only runs and checkpoints of ocelli have heads", path.display())]
     NoHeads {
         /// The file.
         path: PathBuf,
     },
     /// The recipe takes its backbone from weights that are not given.
     #[error(
-        "model.arch is from_init, the backbone of the weights that a run starts with: give --init WEIGHTS, or --set \
+        "model.arch = from_init takes the backbone of the initial weights: give --init WEIGHTS, or --set \
          init.weights=WEIGHTS"
     )]
     NoBackbone,
@@ -58,7 +58,8 @@ pub enum SessionError {
         recipe: String,
     },
     /// The run began with weights, and is resumed without naming them.
-    #[error("the run in {} began with weights: give --init {weights} as before, whether or not they are still there", workdir.display())]
+    #[error("the run in {} started from weights: give --init {weights} as before, even if the weights no \
+             longer exist", workdir.display())]
     BeganWithWeights {
         /// The work directory.
         workdir: PathBuf,
@@ -66,7 +67,7 @@ pub enum SessionError {
         weights: String,
     },
     /// The run began with another setting of `init.heads`.
-    #[error("the run in {} began with init.heads={heads}: set it as before", workdir.display())]
+    #[error("the run in {} started with init.heads={heads}: set it as before", workdir.display())]
     BeganWithHeads {
         /// The work directory.
         workdir: PathBuf,
@@ -90,7 +91,7 @@ pub enum SessionError {
         source: Box<SessionError>,
     },
     /// Weights differ from those that the recipe states.
-    #[error("{} holds other weights than the recipe's init.fingerprint says", path.display())]
+    #[error("the weights in {} do not match the recipe's init.fingerprint", path.display())]
     OtherWeights {
         /// The weights.
         path: PathBuf,
@@ -108,7 +109,7 @@ pub enum SessionError {
         workdir: PathBuf,
     },
     /// The run that is forked takes images of another number of channels.
-    #[error("{} takes images of {n_channels} channels: a fork keeps data.channels", run.display())]
+    #[error("{} takes images of {n_channels} channels: a fork must keep data.channels", run.display())]
     ForkChannels {
         /// The run that is forked.
         run: PathBuf,
@@ -116,7 +117,7 @@ pub enum SessionError {
         n_channels: usize,
     },
     /// The run that is forked has positions for images of another size.
-    #[error("{} has positions for images of {image_px} px: a fork keeps model.image_px", run.display())]
+    #[error("{} has positions for images of {image_px} px: a fork must keep model.image_px", run.display())]
     ForkPositions {
         /// The run that is forked.
         run: PathBuf,
@@ -134,7 +135,7 @@ pub enum SessionError {
         source: std::io::Error,
     },
     /// The weights of a frozen network are not named.
-    #[error("{key} is empty: give --set {key}=RUN, the network that is distilled")]
+    #[error("{key} is empty: give the network to distill, --set {key}=RUN")]
     FrozenUnnamed {
         /// Key of its weights.
         key: String,
@@ -148,7 +149,8 @@ pub enum SessionError {
         reason: String,
     },
     /// A frozen network takes images of other bits.
-    #[error("{key}: {} takes images of {theirs} bits, and data.bits is {ours}: both see the same views", path.display())]
+    #[error("{key}: {} takes images of {theirs} bits, but data.bits is {ours}: both networks see the same \
+             views", path.display())]
     FrozenDepth {
         /// Key of its weights.
         key: String,
@@ -161,7 +163,7 @@ pub enum SessionError {
     },
     /// A frozen network has other weights than those that the run began with.
     #[error(
-        "{key}: {} has different weights from those that the run started with: put the file back, or choose another --workdir",
+        "{key}: {} no longer has the weights that the run started with: restore the file, or choose another --workdir",
         path.display()
     )]
     FrozenChanged {
@@ -177,7 +179,7 @@ pub enum SessionError {
         reason: String,
     },
     /// A weight of an image is not a number.
-    #[error("{}: the weight of {key} is {text:?}, which is no number", path.display())]
+    #[error("{}: the weight of {key} is {text:?}, which is not a number", path.display())]
     ImageWeight {
         /// The list of weights.
         path: PathBuf,
@@ -193,7 +195,7 @@ pub enum SessionError {
         path: PathBuf,
     },
     /// The device does not support a type of the plan.
-    #[error("{device} does not know {dtype}: set optim.precision to something else")]
+    #[error("{device} does not support {dtype}: set optim.precision to another type")]
     DeviceType {
         /// Name of the device.
         device: String,
@@ -202,7 +204,8 @@ pub enum SessionError {
     },
     /// Ranks were given groups of different sizes.
     #[error(
-        "{key}: ranks were given different values, which make groups of {least} to {most} ranks; this one's {this_rank}"
+        "{key}: ranks have different values, which make groups of {least} to {most} ranks; this one's \
+         makes {this_rank}"
     )]
     Groups {
         /// Keys of the sizes.
@@ -216,7 +219,8 @@ pub enum SessionError {
     },
     /// Ranks have different libraries, and the recipe demands one.
     #[error(
-        "run.kernels = \"cublaslt\": ranks have different versions of it, or some have none; this one's is {this_rank}: give all \
+        "run.kernels = \"cublaslt\": ranks have different versions of the library, or some have none; this \
+                                   one's is {this_rank}: give all \
          ranks the same library, or set it to \"auto\""
     )]
     Kernels {

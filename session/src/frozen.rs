@@ -40,8 +40,8 @@ pub fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> Result<Vec<FrozenNet
             // As text: a cause would yield the exit code of a data error.
             Err(error) if recorded.is_some() => {
                 let reason = format!(
-                    "{error}; a frozen network is read at every start: put the file back, or say where it is now with \
-                     --set {key}=PATH"
+                    "{error}; a frozen network is read at every start: restore the file, or give its new \
+                     path with --set {key}=PATH"
                 );
                 return Err(SessionError::Frozen { key, reason });
             }

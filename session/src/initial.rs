@@ -216,7 +216,7 @@ fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
     if theirs != ours {
         let keys = "data.apply_exif, data.background, data.bits_used, data.no_data";
         tracing::warn!(
-            "{} was trained on images that are decoded otherwise ({keys}): {theirs:?}, here {ours:?}",
+            "{} was trained on images that were decoded differently ({keys}): {theirs:?}, here {ours:?}",
             path.display()
         );
     }
@@ -229,7 +229,8 @@ fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
     let is_comparable = theirs.n_channels() == data.channels;
     if is_comparable && *theirs != data.normalization {
         tracing::warn!(
-            "{} was trained on other colors: --set 'data.normalization={{mean={:?},std={:?}}}' has them",
+            "{} was trained with another normalization: to use it, --set \
+             'data.normalization={{mean={:?},std={:?}}}'",
             path.display(),
             theirs.mean,
             theirs.std
@@ -237,7 +238,7 @@ fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
     }
     if pixels.depth != data.depth {
         tracing::warn!(
-            "{} was trained on images of {} bits, and data.bits is {}",
+            "{} was trained on images of {} bits, but data.bits is {}",
             path.display(),
             pixels.depth.bits(),
             data.depth.bits()
@@ -272,7 +273,7 @@ fn fork(from: &Path, workdir: &Path) -> Result<(), SessionError> {
         source,
     })?;
     tracing::info!(
-        "forked from step {} of {}; from here on the run in {} is one of its own",
+        "forked from step {} of {}; the run in {} is independent from here on",
         checkpoint.manifest.step,
         from.display(),
         workdir.display()

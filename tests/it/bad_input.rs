@@ -113,11 +113,11 @@ fn a_batch_that_does_not_divide_is_refused() {
     let world = World::new(1);
     assert!(fails(&world.pretrain("run", &["--set", "optim.batch_size=0"]), 2).contains("optim.batch_size"));
     let stderr = fails(&world.pretrain("run", &["--set", "model.heads=3"]), 2);
-    assert!(stderr.contains("model.width 32 does not divide by model.heads 3"), "{stderr}");
+    assert!(stderr.contains("model.width 32 is not divisible by model.heads 3"), "{stderr}");
     let stderr = fails(&world.pretrain("run", &["--set", "model.patch_px=3"]), 2);
     assert!(stderr.contains("model.patch_px 3"), "{stderr}");
     let error = pipeline::Share::new(0, 3, 8).unwrap_err().to_string();
-    assert!(error.contains("8 samples does not divide by 3 ranks"), "{error}");
+    assert!(error.contains("8 samples is not divisible by 3 ranks"), "{error}");
 }
 
 /// Values that would otherwise do silent harm, such as a negative clip norm, which reverses the
@@ -173,7 +173,7 @@ fn a_workdir_of_another_recipe_is_refused_and_not_changed() {
     ok(&world.pretrain("run", &[]));
     let before = metrics(&world.path("run"));
     let stderr = fails(&world.pretrain("run", &["--set", "optim.lr=0.5"]), 2);
-    assert!(stderr.contains("optim.lr is 0.01 there and 0.5 here"), "{stderr}");
+    assert!(stderr.contains("optim.lr is 0.01 there but 0.5 here"), "{stderr}");
     assert_eq!(metrics(&world.path("run")), before);
     // Settings that do not affect the result may change.
     ok(&world.pretrain("run", &["--set", "run.log_every_steps=5"]));
@@ -209,7 +209,7 @@ fn a_full_disk_leaves_no_incomplete_checkpoint() {
 fn a_run_whose_loss_is_not_finite_stops_with_78() {
     let world = World::new(30);
     let stderr = fails(&world.pretrain("run", &["--set", "method.teacher_temp=[1e-45,1e-45]"]), 78);
-    assert!(stderr.contains("not finite in 3 steps in a row"), "{stderr}");
+    assert!(stderr.contains("not finite for 3 steps in a row"), "{stderr}");
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn headers_tell_files_that_exceed_8_bit_rgb() {
     assert_eq!(decode(&square, &rules(4, Depth::Sixteen)).unwrap().values[16..18], [1.0, 1.0]);
     // The value that GDAL writes for pixels without data.
     let no_data = npy_f32([1, 1, 2], &[1.0, -f32::MAX]);
-    assert!(decode(&[&no_data], &rules(1, Depth::Float)).unwrap_err().to_string().contains("no data"));
+    assert!(decode(&[&no_data], &rules(1, Depth::Float)).unwrap_err().to_string().contains("missing data"));
 }
 
 /// torchvision's resize and crop of floating-point tensors.
@@ -132,34 +132,39 @@ fn files_that_do_not_fit_together_are_refused_with_the_cause() {
     let five = rules(5, Depth::Sixteen);
     assert_eq!(
         decode_error(&[&wide], &rules(4, Depth::Sixteen)),
-        "5 channels in place of 4 channels of 16 bits (data.channels, data.bits)"
+        "found 5 channels, expected 4 channels of 16 bits (data.channels, data.bits)"
     );
     assert!(
-        decode_error(&[&wide], &rules(13, Depth::Sixteen)).contains("5 channels of 16 bits in place of 13")
+        decode_error(&[&wide], &rules(13, Depth::Sixteen))
+            .contains("found 5 channels of 16 bits, expected 13")
     );
     assert!(
-        decode_error(&[&narrow], &five).contains("5 channels of 8 bits in place of 5 channels of 16 bits")
+        decode_error(&[&narrow], &five)
+            .contains("found 5 channels of 8 bits, expected 5 channels of 16 bits")
     );
-    assert!(decode_error(&[&golden("signed.tif")], &five).contains("other numbers than 8 or 16 bits"));
+    assert!(
+        decode_error(&[&golden("signed.tif")], &five).contains("a type other than unsigned 8 or 16 bits")
+    );
     let one = golden("band0.tif");
     let two = golden("gray.png");
     let small = Image::decode(&[&one], &rules(1, Depth::Sixteen)).unwrap();
     assert_eq!(small.size_px(), [20, 14]);
     let ten = rules(10, Depth::Sixteen);
-    assert!(decode_error(&[&one, &narrow], &ten).contains("file 2 has 8 bits, file 1 16 bits"));
+    assert!(decode_error(&[&one, &narrow], &ten).contains("file 2 has 8 bits, but file 1 has 16 bits"));
     assert!(
         decode_error(&[&golden("mixed.tif")], &rules(2, Depth::Sixteen))
-            .contains("a page of the TIFF has 8 bits, its first page 16 bits")
+            .contains("a page of the TIFF has 8 bits, but its first page has 16 bits")
     );
     let other_size = npy_u16([1, 3, 4], &[7; 12]);
     assert!(
-        decode_error(&[&one, &two, &other_size], &ten).contains("file 3 has 4 x 3 pixels, file 1 20 x 14")
+        decode_error(&[&one, &two, &other_size], &ten)
+            .contains("file 3 has 4 x 3 pixels, but file 1 has 20 x 14")
     );
     let holes = npy_f32([1, 1, 2], &[1.0, f32::NAN]);
     assert!(decode_error(&[&holes], &rules(1, Depth::Float)).contains("not a number"));
     // 8-bit RGB is requested, and the message gives the format in the header.
     let rgb = Image::decode(&[&wide], &DecodeRules::default()).unwrap_err().to_string();
-    assert!(rgb.contains("5 channels of 16 bits in place of 3 channels of 8 bits"), "{rgb}");
+    assert!(rgb.contains("found 5 channels of 16 bits, expected 3 channels of 8 bits"), "{rgb}");
 }
 
 /// A header that states more pixels than the limit is refused before anything is allocated, for any

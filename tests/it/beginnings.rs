@@ -70,7 +70,7 @@ fn weights_of_another_network_are_refused_with_the_key_that_differs() {
     ok(&world.pretrain("a", &["--set", "optim.length={steps=4}"]));
     let run = world.text("a");
     let error = fails(&world.pretrain("b", &["--init", &run, "--set", "model.heads=4"]), 2);
-    assert!(error.contains("model.heads is 4 in the recipe and 2 in the weights"), "{error}");
+    assert!(error.contains("model.heads is 4 in the recipe, but 2 in the weights"), "{error}");
     assert!(!world.path("b/checkpoints").exists());
 }
 
@@ -187,13 +187,13 @@ fn settings_that_cannot_be_run_are_refused_with_their_key() {
     let cases: [(&[&str], &str); 8] = [
         (&["dinov2_cifar", "--set", "method.mask_ratio=[0.1,1.5]"], "method.mask_ratio is 1.5"),
         (&["dinov2_cifar", "--set", resnet], "has no tokens to mask"),
-        (&["dinov3_cifar", "--set", gram], "method.gram: the earlier teacher sees the last of the views"),
+        (&["dinov3_cifar", "--set", gram], "method.gram: the Gram teacher sees the last views"),
         (&["dinov3_cifar", "--set", "model.rope_rescale=0.5"], "model.rope_rescale 0.5"),
         (&["dinov2_continue", "--init", &truncated], "it is truncated"),
         (&["dinov2_continue", "--init", &run, "--set", "model.image_px=225"], "model.image_px 225"),
         (
             &["dinov2_continue", "--init", &run, "--set", "model.width=48"],
-            "model.width is 48 in the recipe and 32",
+            "model.width is 48 in the recipe, but 32",
         ),
         (&["dinov2_cifar", "--init", &run, "--set", "model.registers=2"], "model.registers"),
     ];
@@ -216,7 +216,7 @@ fn a_fork_of_another_backbone_is_refused_by_key() {
     let other = ["--fork", &from, "--set", "optim.length={steps=4}", "--set", "model.depth=3"];
     let error = fails(&world.pretrain("b", &other), 2);
     assert!(
-        error.contains("model.depth is 3 in the recipe and") && error.contains("--set model.depth="),
+        error.contains("model.depth is 3 in the recipe, but") && error.contains("--set model.depth="),
         "{error}"
     );
     ok(&world.pretrain("b", &other[..4]));

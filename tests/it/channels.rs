@@ -165,7 +165,7 @@ fn files_of_bands_are_joined() {
     ok(&world.ocelli(&["shards", "verify", &out]));
     // Read as RGB, such a sample is refused with its format.
     let refused = Image::decode(&first.image.files(), &DecodeRules::default()).unwrap_err().to_string();
-    assert!(refused.contains("5 channels in place of 3 channels of 8 bits"), "{refused}");
+    assert!(refused.contains("found 5 channels, expected 3 channels of 8 bits"), "{refused}");
     // Bands of different sizes are not packed; the other tile is.
     fs::write(folder.join("t2.x.B03.tif"), golden("overviews.tif")).unwrap();
     fs::write(folder.join("t2.x.B04.tif"), npy_u16([1, 3, 4], &[7; 12])).unwrap();

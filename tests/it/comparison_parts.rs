@@ -115,7 +115,9 @@ fn parts_of_other_jobs_are_refused() {
         ok(&comparison.run(&other, &["--part", "2/3"]));
         let part = fs::read(folder.join(&name)).unwrap();
         fs::copy(comparison.world.path("other").join(&name), folder.join(&name)).unwrap();
-        assert!(fails(&comparison.run(&args, &["--join", "3"]), 2).contains("is of another job or part"));
+        assert!(
+            fails(&comparison.run(&args, &["--join", "3"]), 2).contains("belongs to another job or part")
+        );
         fs::write(folder.join(&name), part).unwrap();
         ok(&comparison.run(&args, &["--join", "3"]));
         // The same queries, written again, and other queries under the same name.
@@ -151,11 +153,13 @@ fn damaged_parts_are_refused() {
         for text in damaged {
             fs::write(&path, text).unwrap();
             let stderr = fails(&comparison.run(&args, &["--join", "3"]), 2);
-            assert!(stderr.contains("is damaged") && stderr.contains("do part 2/3 again"), "{stderr}");
+            assert!(stderr.contains("is damaged") && stderr.contains("rerun part 2/3"), "{stderr}");
         }
         // Another part of the same job.
         fs::copy(folder.join(format!("{}.part-00001-of-00003.json", settings[0])), &path).unwrap();
-        assert!(fails(&comparison.run(&args, &["--join", "3"]), 2).contains("of another job or part"));
+        assert!(
+            fails(&comparison.run(&args, &["--join", "3"]), 2).contains("belongs to another job or part")
+        );
     }
 }
 

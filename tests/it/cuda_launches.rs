@@ -332,10 +332,10 @@ fn a_library_that_fails_is_not_used() {
         (
             "OCELLI_CUBLASLT_VERSION",
             "111104",
-            "libcublasLt.so is of version 11.11.4; 12.0 or a later one is needed",
+            "libcublasLt.so is of version 11.11.4; 12.0 or later is needed",
         ),
         ("OCELLI_DRIVER_REFUSES", "34603008", "no memory for a workspace of 32 MiB"),
-        ("OCELLI_DRIVER_SM", "75", "the GPU has compute capability 7.5; 8.0 is needed"),
+        ("OCELLI_DRIVER_SM", "75", "the GPU has compute capability 7.5; 8.0 or later is needed"),
     ] {
         let out = stubs.run(&arguments, &[(setting, value)], &log);
         ok(&out);
@@ -349,7 +349,7 @@ fn a_library_that_fails_is_not_used() {
     let out = stubs.run(&arguments, &[("OCELLI_DRIVER_VERSION", "12040")], &log);
     assert_eq!(out.status.code(), Some(2), "{out:?}");
     let stderr = String::from_utf8_lossy(&out.stderr);
-    assert!(stderr.contains("driver is for CUDA 12.4") && stderr.contains("of CUDA 13.0"), "{stderr}");
+    assert!(stderr.contains("driver supports CUDA 12.4") && stderr.contains("of CUDA 13.0"), "{stderr}");
     // A GPU that is too old.
     let out = stubs.run(&required, &[("OCELLI_DRIVER_SM", "75")], &log);
     assert_eq!(out.status.code(), Some(2));
@@ -375,7 +375,7 @@ fn update_kernels_pass_the_check_at_their_first_use() {
     let log = stubs.path("log");
     let arguments = ["bench", "step", "--device", "cuda", "--recipe", "dino_shapes", "--batch", "4"];
     let arguments = [&arguments[..], &["--repeats", "1", "--matrix", "64"]].concat();
-    let notice = "weights are updated by CubeCL's kernels: those for NVIDIA GPUs";
+    let notice = "using CubeCL's kernels to update weights: those for NVIDIA GPUs";
     for (settings, passes) in [(&[("OCELLI_DRIVER_RUNS", "1")][..], true), (&[], false)] {
         let out = stubs.run(&arguments, settings, &log);
         ok(&out);
@@ -434,7 +434,7 @@ fn a_run_records_its_kernels() {
     let longer = ["--lengthen", "--set", "optim.length={steps=2}"];
     let out = stubs.run(&[&arguments[..], &longer].concat(), &[("OCELLI_CUBLASLT_FAILS", "create")], &log);
     let stderr = String::from_utf8_lossy(&out.stderr);
-    let message = "was started with the kernels cublaslt-13.2.0 and continues with cubecl";
+    let message = "was started with kernels cublaslt-13.2.0 and continues with cubecl";
     assert!(stderr.contains(message), "{stderr}");
 }
 

@@ -189,7 +189,7 @@ fn retrieval_outliers_and_removal_keep_the_expected_images() {
 
     let text =
         stdout(&curate(&world, "remove", "clean", &["--like-features", &like, "--threshold", "0.999"]));
-    assert!(text.contains("2 images are like one of 2 others"), "{text}");
+    assert!(text.contains("2 images match one of 2 others"), "{text}");
     assert_eq!(kept(&world, "clean"), [0, 2, 3, 4, 5, 7]);
 }
 
@@ -264,11 +264,11 @@ fn errors_are_one_line() {
     let text = fails(&curate(&world, "near-duplicates", "a", &["--threshold", "1.5"]), 2);
     assert!(text.contains("1.5") && text.contains("--threshold") && text.contains("at most 1"), "{text}");
     let text = fails(&curate(&world, "balance", "b", &["--clusters", "9", "--count", "2"]), 2);
-    assert!(text.contains("9 clusters of 4 rows"), "{text}");
+    assert!(text.contains("9 clusters for 4 rows"), "{text}");
     let text = fails(&curate(&world, "balance", "c", &["--count", "5"]), 2);
-    assert!(text.contains("--count 5 of 4 images"), "{text}");
+    assert!(text.contains("--count 5: expected a number from 1 to 4"), "{text}");
     let text = fails(&curate(&world, "balance", "d", &["--clusters", "2,3", "--count", "2"]), 2);
-    assert!(text.contains("level 2 has 3 clusters of 2 clusters"), "{text}");
+    assert!(text.contains("level 2 has 3 clusters for 2 clusters"), "{text}");
     // A list whose rows do not match the features.
     let rows = world.path("x.npy.rows.jsonl");
     let lines = fs::read_to_string(&rows).unwrap();

@@ -190,7 +190,7 @@ fn misleading_sets_cause_warnings() {
     assert!(stderr(&names).contains("no training images of the class yak"), "{}", stderr(&names));
     let small = probe(&world, "train", "test", &["--protocol", "knn", "--image-px", "8"]);
     ok(&small);
-    assert!(stderr(&small).contains("and sees 8 px"), "{}", stderr(&small));
+    assert!(stderr(&small).contains("but gets 8 px"), "{}", stderr(&small));
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn sets_and_settings_that_cannot_be_scored_are_refused() {
     let unknown = fails(&probe(&world, "train", "test", &["--protocol", "svm"]), 2);
     assert!(unknown.contains("'svm'") && unknown.contains("linear-dinov2"), "{unknown}");
     let setting = fails(&probe(&world, "train", "test", &["--protocol", "knn", "--set", "knn.epochs=3"]), 2);
-    assert!(setting.contains("knn has no setting epochs, but k, "), "{setting}");
+    assert!(setting.contains("knn has no setting epochs; it has k, "), "{setting}");
     for zero in ["knn.k=0", "linear-honest.epochs=0", "few-shot.shots=0"] {
         let args = ["--protocol", "knn,linear-honest,few-shot", "--set", zero];
         assert!(fails(&probe(&world, "train", "test", &args), 2).contains("at least 1"), "{zero:?}");
@@ -212,7 +212,7 @@ fn sets_and_settings_that_cannot_be_scored_are_refused() {
     for (bad, words) in [
         ("k=5", "expected PROTOCOL.KEY=VALUE"),
         ("svm.k=5", "unknown protocol 'svm'"),
-        ("logreg.c=1", "logreg is not among the protocols"),
+        ("logreg.c=1", "logreg is not one of the selected protocols"),
         ("knn.temperature=0.1,0.2", "takes one number"),
     ] {
         let refused = fails(&probe(&world, "train", "test", &["--protocol", "knn", "--set", bad]), 2);
@@ -396,5 +396,5 @@ fn leave_one_out_scores_images_against_the_others() {
     assert!(number["accuracy"].as_f64().unwrap() < 100.0, "{number}");
     let refused =
         fails(&world.ocelli(&[&args[..5], &["--protocol", "logreg", "--leave-one-out"]].concat()), 2);
-    assert!(refused.contains("knn alone"), "{refused}");
+    assert!(refused.contains("only with knn"), "{refused}");
 }

@@ -56,7 +56,7 @@ fn replaced_shards_are_detected() {
     std::fs::rename(&other, &data).unwrap();
     let more = ["--lengthen", "--set", "optim.length={steps=8}"];
     let stderr = fails(&world.pretrain("run", &more), 2);
-    assert!(stderr.contains("the images are not those"), "{stderr}");
+    assert!(stderr.contains("the images differ from those"), "{stderr}");
     assert_eq!(metrics(&world.path("run")), before);
     // The same shards without their index are accepted.
     std::fs::remove_dir_all(&data).unwrap();
@@ -91,8 +91,8 @@ fn a_run_with_a_wrong_product_names_the_last_good_checkpoint() {
     // No older checkpoint exists.
     let fault = ["--inject-fault", "product:rank=0,step=6"];
     let stderr = fails(&world.pretrain("run", &[&every[..], &fault].concat()), 1);
-    assert!(stderr.contains("step 6: a product was wrong by a planted fault"), "{stderr}");
-    assert!(stderr.contains("begin again in another folder"), "{stderr}");
+    assert!(stderr.contains("step 6: a product was wrong because of an injected fault"), "{stderr}");
+    assert!(stderr.contains("start over in another folder"), "{stderr}");
     assert!(has_checkpoint(&world, 4) && !has_checkpoint(&world, 6) && !has_checkpoint(&world, 7));
     // The run resumes with the checkpoint of step 4, and saves another one before the fault.
     let fault = ["--inject-fault", "product:rank=0,step=9"];
@@ -110,8 +110,8 @@ fn settings_beyond_the_end_of_the_run_cause_warnings() {
     let world = World::new(24);
     let more = ["--set", "optim.length={steps=2}", "--inject-fault", "kill:step=9"];
     let stderr = ok(&world.pretrain("run", &more));
-    assert!(stderr.contains("optim.warmup is 3 steps, and the run has 2"), "{stderr}");
-    assert!(stderr.contains("the drill never strikes: step 9 of 2"), "{stderr}");
+    assert!(stderr.contains("optim.warmup is 3 steps but the run has only 2"), "{stderr}");
+    assert!(stderr.contains("--inject-fault: step 9 is beyond the end of the run (2 steps"), "{stderr}");
 }
 
 /// Models that are too large are rejected at once, with the key or the memory in the message.
@@ -143,7 +143,7 @@ fn a_setting_in_another_unit_replaces_the_first() {
     ok(&world.pretrain("run", &more));
     assert_eq!(metrics(&world.path("run")).len(), 2);
     let stderr = fails(&world.pretrain("other", &["--set", "optim.lr=1\nseed = 3"]), 2);
-    assert!(stderr.contains("optim.lr: a value is one line"), "{stderr}");
+    assert!(stderr.contains("optim.lr: the value must be on one line"), "{stderr}");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_pipe_as_shard_and_an_endless_recipe_are_refused() {
     let pipe = world.text("pipe.tar");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let stderr = fails(&world.ocelli(&["shards", "ls", &pipe]), 3);
-    assert!(stderr.contains("no regular file"), "{stderr}");
+    assert!(stderr.contains("not a regular file"), "{stderr}");
     let zero = ["plan", "--recipe", "/dev/zero"];
     assert!(fails(&world.ocelli(&zero), 2).contains("not a recipe"));
 }
@@ -183,7 +183,7 @@ fn an_early_signal_reports_no_checkpoint() {
         let mut stderr = String::new();
         std::io::Read::read_to_string(&mut pipe, &mut stderr).unwrap();
         let has_checkpoint = world.path(&run).join("checkpoints/latest").exists();
-        assert_eq!(stderr.contains("a checkpoint is written"), has_checkpoint, "{status}: {stderr}");
+        assert_eq!(stderr.contains("checkpoint saved"), has_checkpoint, "{status}: {stderr}");
     }
 }
 

@@ -56,7 +56,7 @@ fn a_frozen_network_is_read_at_every_start_and_never_written() {
     std::fs::rename(&file, &moved).unwrap();
     let longer = ["--lengthen", "--set", "optim.length={steps=12}"];
     let gone = fails(&world.pretrain("parts", &longer), 2);
-    assert!(gone.contains("method.teacher.weights") && gone.contains("put the file back"), "{gone}");
+    assert!(gone.contains("method.teacher.weights") && gone.contains("restore the file"), "{gone}");
     let elsewhere = format!("method.teacher.weights={moved}");
     ok(&world.pretrain("parts", &[&longer[..], &["--set", &elsewhere]].concat()));
     assert_eq!(last_row(&world, "parts")["step"], last_row(&world, "whole")["step"]);
@@ -79,7 +79,7 @@ fn a_frozen_network_is_read_at_every_start_and_never_written() {
         ]),
         3,
     );
-    assert!(stderr.contains("it has no network teacher, but student"), "{stderr}");
+    assert!(stderr.contains("it has no network teacher; it has student"), "{stderr}");
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_run_does_not_resume_with_other_weights_in_the_file() {
     let longer = ["--lengthen", "--set", "optim.length={steps=6}"];
     let changed = fails(&world.pretrain("b", &longer), 2);
     assert!(
-        changed.contains("method.teacher.weights") && changed.contains("has different weights"),
+        changed.contains("method.teacher.weights") && changed.contains("no longer has the weights"),
         "{changed}"
     );
     assert_eq!(last_row(&world, "b")["step"], 3, "no step was done");

@@ -156,7 +156,7 @@ fn a_rewritten_tar_has_its_own_features_and_keys() {
     write_npy_tar(&tar, &noise(1, 12, 16), 16);
     let (stderr, third) = embed_with_cache(&world, "e.npy");
     assert_eq!(third, first);
-    assert!(stderr.contains("describes another s.tar"), "{stderr}");
+    assert!(stderr.contains("s.tar has been replaced since"), "{stderr}");
     // Other keys.
     let mut renamed = tar::Builder::new(File::create(&tar).unwrap());
     for number in 0..12 {
@@ -195,7 +195,7 @@ fn a_run_resumes_with_its_images_and_no_others() {
     // Other images of the same lengths.
     write_npy_tar(&world.path("noise.tar"), &noise(6, 24, 16), 16);
     let stderr = fails(&lengthen_run(&world, &world.text("noise.tar"), 8), 2);
-    assert!(stderr.contains("the same keys and lengths, but other bytes"), "{stderr}");
+    assert!(stderr.contains("the same keys and lengths, but different bytes"), "{stderr}");
     // One image more.
     let more = [&images[..], &noise(7, 1, 16)].concat();
     write_npy_tar(&world.path("noise.tar"), &more, 16);
@@ -222,7 +222,7 @@ fn parts_of_other_images_are_refused() {
     ok(&world.ocelli(&second_part));
     for args in [join, first_part] {
         let stderr = fails(&world.ocelli(&args), 2);
-        assert!(stderr.contains("of other images"), "{stderr}");
+        assert!(stderr.contains("other images"), "{stderr}");
     }
 }
 

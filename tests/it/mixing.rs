@@ -113,11 +113,11 @@ fn images_are_sampled_by_their_weights() {
     let moved = format!("data.weights={}", world.text("moved.csv"));
     ok(&world.pretrain("run", &["--set", &moved]));
     for (run, weights, message) in [
-        ("run", "00000001,2\n00000004,3", "other keys, lengths, order or weights"),
+        ("run", "00000001,2\n00000004,3", "different keys, lengths, order or weights"),
         ("b", "00000001,heavy", "heavy"),
         ("c", "00000001,-1", "a weight is -1"),
         ("d", "elsewhere,1", "names none of the images"),
-        ("e", "00000001,0", "no sample of the data set would be shown"),
+        ("e", "00000001,0", "no sample of the data set would ever be drawn"),
     ] {
         fs::write(&list, format!("key,weight\n{weights}\n")).unwrap();
         let text = fails(&world.pretrain(run, &args), 2);

@@ -167,7 +167,11 @@ fn a_nan_on_one_rank_is_skipped_and_three_roll_back() {
     }
     let ranks = Ranks::new(&world, &[]);
     ok(&ranks.run(2, "three", &["--inject-fault", "nan:rank=1,step=5,steps=3"]));
-    assert!(ranks.stderr(0).contains("back to step 4, past the batches up to 7"), "{}", ranks.stderr(0));
+    assert!(
+        ranks.stderr(0).contains("returning to step 4 and skipping the batches up to 7"),
+        "{}",
+        ranks.stderr(0)
+    );
     let manifest = Checkpoint::open(&world.path("three")).unwrap().manifest;
     assert_eq!((manifest.step, manifest.skipped_batches), (12, 4));
     assert!(losses(&world.path("three")).iter().all(|loss| loss.is_finite()));

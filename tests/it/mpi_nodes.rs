@@ -22,7 +22,7 @@ fn a_cut_cable_ends_both_nodes_within_the_deadline() {
     for rank in 0..2 {
         let stderr = ranks.stderr(rank);
         assert_eq!(ranks.code(rank), 134, "{stderr}");
-        assert!(stderr.contains("has not ended within"), "{stderr}");
+        assert!(stderr.contains("has not finished within"), "{stderr}");
     }
     child.kill().unwrap();
     child.wait().unwrap();

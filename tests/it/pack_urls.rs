@@ -156,5 +156,5 @@ fn lists_without_urls_are_refused() {
     assert_eq!(output.status.code(), Some(3));
     assert!(String::from_utf8_lossy(&output.stdout).contains("3 of 3 rows failed"));
     let failures = fs::read_to_string(world.path("odd/failures.jsonl")).unwrap();
-    assert!(failures.contains("neither http nor https"), "{failures}");
+    assert!(failures.contains("expected http or https"), "{failures}");
 }

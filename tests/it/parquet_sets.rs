@@ -169,7 +169,7 @@ fn columns_are_recognized_by_content_or_given_by_flags() {
         assert_eq!(set.label(pipeline::SampleId(1)).unwrap(), None);
     }
     let stderr = ok(&list(&world, &[]));
-    assert!(stderr.contains("--label-column takes one of fine_label, coarse_label"), "{stderr}");
+    assert!(stderr.contains("--label-column: fine_label, coarse_label"), "{stderr}");
     let stderr = crate::support::fails(&list(&world, &["--image-column", "picture"]), 3);
     assert!(
         stderr.contains("no column picture; it has notes, image_bytes, fine_label, coarse_label"),

@@ -103,17 +103,17 @@ fn folders_are_packed_in_parts() {
     assert!(stderr.contains("1 part(s) are missing: run --part 1/3 first"), "{stderr}");
     let output = pack(&world, &images, &["--part", "1/3"]);
     ok(&output);
-    assert!(String::from_utf8_lossy(&output.stdout).contains("1 of them there already"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 of them already done"), "{output:?}");
     ok(&pack(&world, &images, &["--join", "3"]));
     assert_same(&world.path("whole-samples-per-shard"), &world.path("parts-samples-per-shard"));
     for more in [&["--part", "1/4"][..], &["--join", "2"], &[]] {
-        assert!(fails(&pack(&world, &images, more), 2).contains("of another job"), "{more:?}");
+        assert!(fails(&pack(&world, &images, more), 2).contains("belong to another job"), "{more:?}");
     }
     // An image has changed since.
     let changed = world.path("images/emu").join(first_name(&world.path("images/emu")));
     let bytes = fs::read(&changed).unwrap();
     fs::write(&changed, [&bytes[..], &[0; 600]].concat()).unwrap();
-    assert!(fails(&pack(&world, &images, &["--part", "1/3"]), 2).contains("of another job"));
+    assert!(fails(&pack(&world, &images, &["--part", "1/3"]), 2).contains("belong to another job"));
     fs::write(&changed, &bytes).unwrap();
     ok(&pack(&world, &images, &["--part", "1/3"]));
     for bad in ["0/3", "4/3", "3", "a/b"] {
@@ -191,9 +191,9 @@ fn stats_verify_and_dedup_run_in_parts() {
         assert_eq!(joined["bad"], 1, "{verb}");
         // A repeated part reports that it is done; a part of other shards is refused.
         let repeated = ok(&world.ocelli(&[&in_folder[..], &["--part", "2/3"]].concat()));
-        assert!(repeated.contains("part 2/3 is done") && repeated.contains("remove the file"), "{repeated}");
+        assert!(repeated.contains("part 2/3 is already done") && repeated.contains("remove the file"), "{repeated}");
         let others = ["shards", verb, &world.text("data"), "--out", &parts, "--part", "2/3"];
-        assert!(fails(&world.ocelli(&others), 2).contains("is of another job"));
+        assert!(fails(&world.ocelli(&others), 2).contains("belongs to another job"));
         assert!(fails(&world.ocelli(&in_folder), 2).contains("--part K/N"));
         assert!(fails(&world.ocelli(&[&args[..], &["--part", "1/2"]].concat()), 2).contains("need --out"));
         // A shard that has changed since is an error.
@@ -256,7 +256,7 @@ fn features_are_computed_in_parts() {
         }
         assert_eq!(joined["undecodable"], 1);
         let repeated = embed(&world, &shards, &parts, &["--part", "2/3"]);
-        assert!(String::from_utf8_lossy(&repeated.stdout).contains("is there already"), "{repeated:?}");
+        assert!(String::from_utf8_lossy(&repeated.stdout).contains("already exists"), "{repeated:?}");
         assert!(
             fails(&embed(&world, &shards, &parts, &["--part", "2/3", "--levels", "2"]), 2)
                 .contains("another kind")

@@ -147,7 +147,7 @@ fn filtering_drops_images_and_records_the_reasons() {
         reasons.insert(row["key"].as_str().unwrap().into(), row["reason"].as_str().unwrap().into());
     }
     for (key, reason) in
-        [("small", "too small"), ("long", "too long"), ("blank", "blank"), ("corrupt", "cut off")]
+        [("small", "too small"), ("long", "too elongated"), ("blank", "blank"), ("corrupt", "cut off")]
     {
         assert!(reasons[key].contains(reason), "{key}: {reasons:?}");
     }
@@ -259,7 +259,7 @@ fn regrouping_keeps_all_samples_unchanged() {
     let args = ["shards", "reshard", &shard, "--out", &world.text("twice")];
     assert!(fails(&world.ocelli(&args), 2).contains("holds another job"));
     std::fs::remove_file(world.path("twice/job.json")).unwrap();
-    assert!(fails(&world.ocelli(&args), 2).contains("of another job"));
+    assert!(fails(&world.ocelli(&args), 2).contains("holds shards of another job"));
 }
 
 #[test]
@@ -285,7 +285,7 @@ fn extraction_stays_inside_its_folder() {
     std::fs::write(world.path("evil.tar"), bytes).unwrap();
     let output =
         world.ocelli(&["shards", "extract", &world.text("evil.tar"), "--out", &world.text("deep/y")]);
-    assert!(fails(&output, 3).contains("outside of the folder"));
+    assert!(fails(&output, 3).contains("outside the folder"));
     assert!(!world.path("escaped.txt").exists() && !world.path("deep/escaped.txt").exists());
 }
 
@@ -339,7 +339,7 @@ fn class_names_are_copied_with_the_shards() {
     std::fs::create_dir(world.path("else")).unwrap();
     std::fs::write(world.path("else/classes.txt"), "cat\ndog\n").unwrap();
     let args = ["shards", "subset", &shard, "--count", "3", "--out", &world.text("else")];
-    assert!(fails(&world.ocelli(&args), 2).contains("holds other classes than"));
+    assert!(fails(&world.ocelli(&args), 2).contains("lists other classes than"));
     assert_eq!(std::fs::read_to_string(world.path("else/classes.txt")).unwrap(), "cat\ndog\n");
 
     ok(&world.pretrain("run", &["--set", "optim.length={steps=1}"]));

@@ -179,9 +179,9 @@ fn printed_recipes_and_plans_can_be_trained() {
     let keys = stdout(&world, &["recipe", "keys", "optim.clip"]);
     assert!(keys.contains("optim.clip_norm  number") && !keys.contains("optim.lr"), "{keys}");
     let stderr = fails(&world.ocelli(&["recipe", "keys", "optim.warmpu"]), 2);
-    assert!(stderr.contains("near is optim.warmup"), "{stderr}");
+    assert!(stderr.contains("closest: optim.warmup"), "{stderr}");
     let stderr = fails(&world.ocelli(&["recipe", "new", "--method", "dion"]), 2);
-    assert!(stderr.contains("none of dino, dinov2"), "{stderr}");
+    assert!(stderr.contains("expected one of dino, dinov2"), "{stderr}");
     let stderr = fails(&world.ocelli(&["recipe", "new", "--method", "dinov2", "--arch", "resnet"]), 2);
     assert!(stderr.contains("no tokens to mask"), "{stderr}");
 }

@@ -104,7 +104,7 @@ fn a_page_shows_a_run_without_other_files() {
     ok(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]));
     fs::write(&path, "a letter").unwrap();
     let stderr = fails(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]), 2);
-    assert!(stderr.contains("is not a report"), "{stderr}");
+    assert!(stderr.contains("is not an Ocelli report"), "{stderr}");
     assert_eq!(fs::read_to_string(&path).unwrap(), "a letter");
 }
 
@@ -122,7 +122,7 @@ fn missing_files_are_reported_and_the_rest_is_shown() {
     assert_eq!(data["runs"][0]["series"]["train/loss"].as_array().unwrap().len(), 11);
     assert!(data["runs"][0]["no_gallery"].as_str().unwrap().contains("--images"), "{stderr}");
     let stderr = fails(&world.ocelli(&["report", &world.text("nowhere")]), 2);
-    assert!(stderr.contains("there is no run in"), "{stderr}");
+    assert!(stderr.contains("no run in"), "{stderr}");
 }
 
 /// Row of the run whose folder ends with `name`.
@@ -166,7 +166,7 @@ fn runs_are_listed_with_their_states() {
     assert!(table.lines().next().unwrap().starts_with("run "), "{table}");
     assert!(table.contains("deep/other") && table.contains("12/12"), "{table}");
     let stderr = fails(&world.ocelli(&["runs", &world.text("data")]), 2);
-    assert!(stderr.contains("there is no run in"), "{stderr}");
+    assert!(stderr.contains("no run in"), "{stderr}");
 }
 
 /// Left out if there is no browser; `.ci/run` installs one.

@@ -46,7 +46,7 @@ fn a_killed_run_resumes_bit_for_bit() {
         assert_eq!(interrupt(&world, "broken", "-9", n_rows), None);
     }
     let stderr = ok(&world.pretrain("broken", &more));
-    assert!(stderr.contains("continuing at step"), "{stderr}");
+    assert!(stderr.contains("resuming at step"), "{stderr}");
     assert_eq!(metrics(&world.path("broken")), expected_rows);
     let resumed = world.path("broken/checkpoints/step-0000000400");
     let expected = world.path("unbroken/checkpoints/step-0000000400");
@@ -102,7 +102,7 @@ fn interrupts_are_confirmed_during_a_step() {
     wait_for_rows(&world.path("run"), 3);
     send_signal(&pid, "-INT");
     let answer = lines.find(|line| line.contains("finishing step"));
-    assert!(answer.is_some_and(|line| line.contains("finishing step 4, at most one more")));
+    assert!(answer.is_some_and(|line| line.contains("finishing step 4 and at most one more")));
     send_signal(&pid, "-INT");
     assert!(lines.any(|line| line.contains("stopped without saving")));
     assert_eq!(child.wait().unwrap().code(), Some(130));
@@ -123,7 +123,7 @@ fn a_damaged_checkpoint_is_skipped() {
     bytes[middle] ^= 1;
     std::fs::write(&newest, bytes).unwrap();
     let stderr = ok(&world.pretrain("run", &[]));
-    assert!(stderr.contains("checksum") && stderr.contains("continuing at step 8"), "{stderr}");
+    assert!(stderr.contains("checksum") && stderr.contains("resuming at step 8"), "{stderr}");
     assert_eq!(metrics(&world.path("run")), expected_rows);
 }
 
@@ -149,6 +149,6 @@ fn a_changed_manifest_is_refused() {
         assert!(stderr.contains("manifest.json has been changed"), "{stderr}");
     }
     let stderr = ok(&world.pretrain("run", &[]));
-    assert!(stderr.contains("continuing at step 8 of 12"), "{stderr}");
+    assert!(stderr.contains("resuming at step 8 of 12"), "{stderr}");
     assert_eq!(metrics(&world.path("run")), expected);
 }

@@ -85,7 +85,7 @@ fn segmentation_reads_masks_and_needs_no_classes() {
         vec![("seg.png", encode_png(&picture.into()))]
     });
     let refused = fails(&probe(&world, "train", "small", &["--protocol", "segmentation"]), 3);
-    assert!(refused.contains("8 x 8 pixels, its image 16 x 16"), "{refused}");
+    assert!(refused.contains("8 x 8 pixels, but its image has 16 x 16"), "{refused}");
     pack_bordered(&world, "binary", 4, |_, _| {
         let picture = image::GrayImage::from_fn(16, 16, |x, _| image::Luma([if x > 7 { 255 } else { 0 }]));
         vec![("mask.png", encode_png(&picture.into()))]

@@ -148,10 +148,10 @@ fn jobs_resume_after_requeue_preemption_node_loss_and_time_limit() {
     cluster.wait();
     let log = std::fs::read_to_string(world.path(&format!("pretrain-{job}.log"))).unwrap();
     assert!(losses(&world.path("broken")) == undisturbed, "{log}");
-    for reason in ["DUE TO JOB REQUEUE", "DUE TO PREEMPTION", "has not ended within"] {
+    for reason in ["DUE TO JOB REQUEUE", "DUE TO PREEMPTION", "has not finished within"] {
         assert!(log.contains(reason), "{reason}: {log}");
     }
-    assert!(log.matches("continuing at step").count() >= 3, "{log}");
+    assert!(log.matches("resuming at step").count() >= 3, "{log}");
 
     // A time limit. Slurm sends the signal up to a minute after the start: these runs take longer.
     let n_steps = (100.0 * steps_per_s) as usize;
@@ -162,7 +162,7 @@ fn jobs_resume_after_requeue_preemption_node_loss_and_time_limit() {
     cluster.wait();
     let log = std::fs::read_to_string(world.path(&format!("pretrain-{job}.log"))).unwrap();
     assert!(long.len() == n_steps && losses(&world.path("timed")) == long, "{log}");
-    assert!(log.contains("exit code 143; queued again") && log.contains("continuing at step"), "{log}");
+    assert!(log.contains("exit code 143; queued again") && log.contains("resuming at step"), "{log}");
 
     start_on_gpus(&world, &cluster, &undisturbed);
     prepare_in_parts(&world, &cluster);
@@ -197,7 +197,7 @@ exec {} "${{@/#$workdir/$workdir-$rank}}"
     cluster.wait();
     let log = std::fs::read_to_string(world.path(&format!("gpus-{job}.log"))).unwrap();
     assert!(log.contains("exit code 143; queued again"), "{log}");
-    assert_eq!(log.matches("continuing at step").count(), 4, "{log}");
+    assert_eq!(log.matches("resuming at step").count(), 4, "{log}");
     for rank in 0..4 {
         assert!(losses(&world.path(&format!("gpus-{rank}"))) == undisturbed, "rank {rank}: {log}");
     }
@@ -264,7 +264,7 @@ fn curate_again(world: &World, cluster: &Cluster) {
     cluster.stdout("scontrol", &["requeue", &job]);
     cluster.wait();
     let log = std::fs::read_to_string(world.path(&format!("curate-{job}.log"))).unwrap();
-    assert!(log.contains("going on after "), "{log}");
+    assert!(log.contains("continuing after "), "{log}");
     for file in ["list.jsonl", "keep.txt", "clusters.safetensors"] {
         assert!(have_equal_files(&alone, &again, file), "{file} differs: {log}");
     }

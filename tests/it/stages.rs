@@ -170,30 +170,35 @@ fn heads_that_do_not_fit_are_refused() {
         &world,
         FIRST,
         &[&heads[..], &[&file]].concat(),
-        "heads are in the runs and checkpoints of this program",
+        "only runs and checkpoints of ocelli have heads",
     );
     assert_refused(&world, FIRST, &["--set", "init.heads=true"], "give --init RUN");
     let other = ["--set", "method.prototypes=40"];
     assert_refused(&world, FIRST, &[&heads[..], &[&first], &other].concat(), "head.last_layer.weight");
     assert_refused(&world, &student(&file), &[], "method.teacher.weights");
     let coarse = student(&first).replace("patch_px = 4", "patch_px = 8");
-    assert_refused(&world, &coarse, &[], "patches of the teacher have 4 px and those of model 8");
+    assert_refused(&world, &coarse, &[], "the teacher's patches are 4 px and the model's 8");
     assert_refused(
         &world,
         FIRST,
         &["--set", "views.mix=[{share=1.0,sizes_px=[16]}]"],
         "views.mix[0].sizes_px",
     );
-    assert_refused(&world, FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[18,8]}]"], "view of 18 px");
-    assert_refused(&world, FIRST, &["--set", "views.gram_px=24"], "views.gram_px: these repeats");
+    assert_refused(
+        &world,
+        FIRST,
+        &["--set", "views.mix=[{share=1.0,sizes_px=[18,8]}]"],
+        "18 px is not a multiple",
+    );
+    assert_refused(&world, FIRST, &["--set", "views.gram_px=24"], "views.gram_px: repeats");
     let plain = FIRST.replace("name = \"dinov3\"", "name = \"dinov2\"");
-    assert_refused(&world, &plain, &["--set", "views.gram_px=24"], "views.gram_px: these repeats");
+    assert_refused(&world, &plain, &["--set", "views.gram_px=24"], "views.gram_px: repeats");
     let at_once = ["--set", "views.gram_px=24", "--set", "method.gram={weight=1.0,from={steps=0}}"];
     assert_refused(
         &world,
         FIRST,
         &at_once,
-        "method.gram.from is 0, and the first step would take random weights",
+        "method.gram.from is 0, so the first step would use random weights",
     );
 }
 

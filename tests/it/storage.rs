@@ -200,11 +200,11 @@ fn lengths_and_hashes_in_a_list_are_checked() {
     // without a hash.
     let remote = open(&world, &server.url("hash.json")).unwrap();
     let error = remote.read(SampleId(0)).unwrap_err().to_string();
-    assert!(error.contains("gives MD5"), "{error}");
+    assert!(error.contains("says MD5"), "{error}");
     ok(&verify(&world, &world.text("data/right.json")));
     let verified = verify(&world, &world.text("data/hash.json"));
     assert_eq!(verified.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&verified.stderr).contains("gives MD5"));
+    assert!(String::from_utf8_lossy(&verified.stderr).contains("says MD5"));
 }
 
 /// Damage in padding, which reading the samples does not reveal.

@@ -195,8 +195,8 @@ fn errors_name_an_unreachable_server() {
     let world = World::new(24);
     ok(&world.pretrain("run", &[]));
     let stderr = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "http://127.0.0.1:1"]), 2);
-    assert!(stderr.contains("no answer from http://127.0.0.1:1"), "{stderr}");
+    assert!(stderr.contains("no response from http://127.0.0.1:1"), "{stderr}");
     let stderr = fails(&world.ocelli(&["track", &world.text("run"), "--mlflow", "file:mlruns"]), 2);
-    assert!(stderr.contains("must begin with http"), "{stderr}");
+    assert!(stderr.contains("must start with http"), "{stderr}");
     fails(&world.ocelli(&["track", &world.text("data"), "--mlflow", "http://127.0.0.1:1"]), 2);
 }

@@ -50,16 +50,16 @@ fn bits_in_use_are_reported_and_scaled() {
     write_12_bit_images(&world.path("narrow"));
     let shards = world.text("shards");
     let stderr = ok(&world.ocelli(&["shards", "pack", &world.text("narrow"), "--out", &shards]));
-    assert!(stderr.contains("use 12 of them: the largest is 4095"), "{stderr}");
+    assert!(stderr.contains("use only 12 of 16 bits: the largest value is 4095"), "{stderr}");
 
     let stats = world.ocelli(&["shards", "stats", &shards, "--json"]);
     let dark = json_of(&stats);
     assert_eq!(dark["images_of_16_bits"], 16);
     assert_eq!(dark["largest_of_16_bits"], 4095);
-    assert!(String::from_utf8_lossy(&stats.stdout).contains("use 12 of them"), "{stats:?}");
+    assert!(String::from_utf8_lossy(&stats.stdout).contains("use only 12 of 16 bits"), "{stats:?}");
     let scaled = world.ocelli(&["shards", "stats", &shards, "--bits-used", "12", "--json"]);
     let bright = json_of(&scaled);
-    assert!(!String::from_utf8_lossy(&scaled.stdout).contains("of them: the largest"), "{scaled:?}");
+    assert!(!String::from_utf8_lossy(&scaled.stdout).contains("of 16 bits: the largest"), "{scaled:?}");
     assert!(mean(&dark) < 0.05 && mean(&bright) > 0.3, "{} {}", mean(&dark), mean(&bright));
     // One bit less than is used is an error: no value is clipped silently.
     let clipped = world.ocelli(&["shards", "stats", &shards, "--bits-used", "11", "--json"]);
@@ -67,10 +67,10 @@ fn bits_in_use_are_reported_and_scaled() {
 
     let length = ["--set", "optim.length={steps=2}", "--set", "optim.batch_size=8"];
     let stderr = ok(&pretrain(&world, &shards, "dark", &length));
-    assert!(stderr.contains("use 12 of them"), "{stderr}");
+    assert!(stderr.contains("use only 12 of 16 bits"), "{stderr}");
     let with_bits = [&length[..], &["--set", "data.bits_used=12"]].concat();
     let stderr = ok(&pretrain(&world, &shards, "bright", &with_bits));
-    assert!(!stderr.contains("of them: the largest"), "{stderr}");
+    assert!(!stderr.contains("of 16 bits: the largest"), "{stderr}");
 
     // Exported networks contain the setting.
     let run = world.text("bright");

@@ -63,9 +63,9 @@ fn packing_a_folder_of_classes_is_repeatable() {
     // overwrite them, whether or not the job that wrote them is known.
     assert_eq!(pack_images(&world, "one")["shards_there"], 2);
     let args = ["shards", "pack", &world.text("images"), "--out", &world.text("one")];
-    assert!(fails(&world.ocelli(&args), 2).contains("of another job"));
+    assert!(fails(&world.ocelli(&args), 2).contains("belong to another job"));
     std::fs::remove_file(world.path("one/train.job.json")).unwrap();
-    assert!(fails(&world.ocelli(&args), 3).contains("train-000000.tar exists"));
+    assert!(fails(&world.ocelli(&args), 3).contains("train-000000.tar already exists"));
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn classes_are_numbered_by_the_given_list() {
     ok(&pack(&world, &test, &world.text("b"), &["--classes", &list]));
     assert_eq!(labels(&world, "b"), [Some(2)]);
     let stderr = fails(&pack(&world, &test, &world.text("a"), &["--prefix", "test"]), 2);
-    assert!(stderr.contains("holds other classes") && stderr.contains("--classes"), "{stderr}");
+    assert!(stderr.contains("lists other classes") && stderr.contains("--classes"), "{stderr}");
     let other_file = world.text("tiny.toml");
     let stderr = fails(&pack(&world, &train, &world.text("c"), &["--classes", &other_file]), 2);
     assert!(stderr.contains("is not in the list"), "{stderr}");
@@ -284,7 +284,7 @@ fn quickstart_does_not_delete_files_of_the_user() {
     let world = World::new(1);
     save_image(&world.path("mine/data/train/photo.png"), 3);
     let output = world.ocelli(&["quickstart", "--workdir", &world.text("mine")]);
-    assert!(fails(&output, 2).contains("is not quickstart's"));
+    assert!(fails(&output, 2).contains("quickstart did not write it"));
     assert!(world.path("mine/data/train/photo.png").exists());
 }
 

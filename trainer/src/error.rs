@@ -20,8 +20,8 @@ pub enum TrainError {
     },
     /// The work directory belongs to another recipe.
     #[error(
-        "work directory {} was made by another recipe: {key} is {there} there and {here} here; \
-         choose another --workdir, or set {key} back", workdir.display()
+        "work directory {} belongs to another recipe: {key} is {there} there but {here} here; choose \
+         another --workdir, or change {key} back", workdir.display()
     )]
     RecipeMismatch {
         /// The work directory.
@@ -35,8 +35,8 @@ pub enum TrainError {
     },
     /// The shards are not those that a run began with.
     #[error(
-        "the images are not those that the run in {} began with: {difference}; give those images, or choose another \
-         --workdir, where `--init {}` begins with this run's weights", workdir.display(), workdir.display()
+        "the images differ from those that the run in {} started with: {difference}; give the original \
+         images, or choose another --workdir and start from this run's weights with `--init {}`", workdir.display(), workdir.display()
     )]
     DataMismatch {
         /// The work directory.
@@ -46,7 +46,7 @@ pub enum TrainError {
     },
     /// The run was begun by a release that makes other views of the same images.
     #[error(
-        "the run in {} was begun by a release that decodes JPEG or blurs in another way: finish it with that release, or \
+        "the run in {} was started by a release that decodes JPEG or blurs differently: finish it with that release, or \
          choose another --workdir", workdir.display()
     )]
     ViewsMismatch {
@@ -55,7 +55,8 @@ pub enum TrainError {
     },
     /// The work directory no longer exists.
     #[error(
-        "the work directory {} was moved, deleted or replaced while its run went on: nothing was written since", workdir.display()
+        "the work directory {} was moved, deleted or replaced during the run: nothing has been written \
+         since", workdir.display()
     )]
     WorkdirMissing {
         /// The work directory.
@@ -86,13 +87,13 @@ pub enum TrainError {
         unit: String,
     },
     /// The folder is not a work directory.
-    #[error("there is no run in {}: it has no plan.toml", workdir.display())]
+    #[error("no run in {}: plan.toml not found", workdir.display())]
     NoRun {
         /// The folder.
         workdir: PathBuf,
     },
     /// Another run uses the same work directory.
-    #[error("another run is at work in {}", workdir.display())]
+    #[error("another run is using {}", workdir.display())]
     Busy {
         /// The work directory.
         workdir: PathBuf,
@@ -118,8 +119,8 @@ pub enum TrainError {
     },
     /// A checkpoint could not be written; the ones before it are untouched.
     #[error(
-        "cannot write checkpoint {}: {source}; earlier checkpoints are untouched: make room and start the \
-         same command again", path.display()
+        "cannot write checkpoint {}: {source}; earlier checkpoints are untouched: free disk space and run \
+         the same command again", path.display()
     )]
     CheckpointWrite {
         /// The checkpoint's folder.
@@ -140,7 +141,7 @@ pub enum TrainError {
     Network(#[from] NetworkError),
     /// Loss or gradients were not finite in too many steps in a row.
     #[error(
-        "loss or gradient was not finite in {n_steps} steps in a row, the last at step {step}; the last \
+        "loss or gradient was not finite for {n_steps} steps in a row, the last at step {step}; the last \
          checkpoint is untouched: lower optim.lr or optim.clip_norm, or make the targets softer"
     )]
     NotFinite {
@@ -151,11 +152,11 @@ pub enum TrainError {
     },
     /// A matrix product became wrong during training.
     #[error(
-        "step {step}: {what}; weights computed after step {last_right} may be wrong, so that none were saved: {}, and start \
-         the same command again, with --set run.kernels=cubecl if it happens again",
+        "step {step}: {what}; weights computed after step {last_right} may be wrong, so none were saved: \
+         {}, and run the same command again, with --set run.kernels=cubecl if it happens again",
         match good {
             Some(good) => format!("remove the checkpoints after step {good}, the last good one"),
-            None => "no checkpoint is older; begin again in another folder".into(),
+            None => "there is no older checkpoint; start over in another folder".into(),
         }
     )]
     WrongProduct {

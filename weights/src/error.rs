@@ -42,7 +42,7 @@ pub enum WeightsError {
         reason: String,
     },
     /// The file or folder to be written exists.
-    #[error("{} exists; --overwrite replaces it", path.display())]
+    #[error("{} already exists; --overwrite replaces it", path.display())]
     Exists {
         /// The file or folder.
         path: PathBuf,

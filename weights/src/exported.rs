@@ -23,7 +23,7 @@ pub(crate) fn read_exported(source: &Source, hints: &Hints) -> Result<Option<Pre
     if let Some(wanted) = hints.network.as_deref()
         && wanted != which
     {
-        let reason = format!("an exported file holds one network, here {which}: it has no {wanted}");
+        let reason = format!("this exported file holds only the network {which}, not {wanted}");
         return Err(WeightsError::unknown(&source.path, reason));
     }
     let mut model: ModelConfig = parse_json(source, text)?;
@@ -52,7 +52,8 @@ pub(crate) fn read_exported(source: &Source, hints: &Hints) -> Result<Option<Pre
     if !source.is_graph
         && let Some(name) = arrays.keys().find(|name| !params.iter().any(|(known, _)| known == *name))
     {
-        let reason = format!("its tensor {name} is no parameter of the network that its metadata describe");
+        let reason =
+            format!("its tensor {name} is not a parameter of the network that its metadata describe");
         return Err(WeightsError::malformed(&source.path, reason));
     }
     let mut tensors = Vec::with_capacity(params.len());

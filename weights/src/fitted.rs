@@ -27,8 +27,9 @@ pub fn fitted(
     };
     if from.n_channels() != to.n_channels() {
         return Err(format!(
-            "it takes images of {} channels, and data.channels is {}: --set init.first_layer=repeat gives each channel the kernel of \
-             red, green or blue in turn, init.first_layer=mean their mean",
+            "it takes images of {} channels, but data.channels is {}: --set init.first_layer=repeat gives \
+             channels the red, green and blue kernels in turn, --set init.first_layer=mean gives each their \
+             mean",
             from.n_channels(),
             to.n_channels()
         ));
@@ -47,7 +48,7 @@ pub fn fitted(
         let in_recipe = value_text(&recipe_keys, name);
         let in_weights = value_text(&weights_keys, name);
         differences
-            .push(format!("model.{name} is {in_recipe} in the recipe and {in_weights} in the weights"));
+            .push(format!("model.{name} is {in_recipe} in the recipe, but {in_weights} in the weights"));
     }
     Err(format!("{}; {}", differences.join("; "), remedy(&from, &differing)))
 }
@@ -60,9 +61,9 @@ fn value_text(keys: &Map<String, Value>, name: &str) -> String {
 /// Describes the overrides that make a recipe fit weights of `from`, from which it differs in the
 /// keys `differing`.
 fn remedy(from: &ModelConfig, differing: &[&String]) -> String {
-    let from_init = "--set model=from_init takes the backbone of the weights";
+    let from_init = "use the backbone of the weights with --set model=from_init";
     match overrides(from, differing) {
-        Some(overrides) => format!("{} fits it, or {from_init}", overrides.join(" ")),
+        Some(overrides) => format!("fit it with {}, or {from_init}", overrides.join(" ")),
         None => from_init.into(),
     }
 }
@@ -110,12 +111,12 @@ mod tests {
         assert!(fitted(&model, Vec::new(), &vit("image_px=16\nheads=2\ndrop_path=0.1"), None).is_ok());
         let error =
             fitted(&model, Vec::new(), &vit("image_px=16\nheads=3\nlayer_scale=0.1"), None).unwrap_err();
-        assert!(error.contains("model.heads is 3 in the recipe and 2 in the weights"), "{error}");
-        assert!(error.contains("model.layer_scale is \"some\" in the recipe and absent"), "{error}");
-        assert!(error.ends_with("; --set model=from_init takes the backbone of the weights"), "{error}");
+        assert!(error.contains("model.heads is 3 in the recipe, but 2 in the weights"), "{error}");
+        assert!(error.contains("model.layer_scale is \"some\" in the recipe, but absent"), "{error}");
+        assert!(error.ends_with("; use the backbone of the weights with --set model=from_init"), "{error}");
         let scaled = vit("image_px=16\nheads=2\nlayer_scale=0.5\npositions='rope'");
         let error = fitted(&scaled, Vec::new(), &vit("image_px=16\nheads=2"), None).unwrap_err();
-        let fits = "; --set model.layer_scale=0.5 --set model.positions=rope --set model.rope_base=100.0 fits it, or";
+        let fits = "; fit it with --set model.layer_scale=0.5 --set model.positions=rope --set model.rope_base=100.0, or";
         assert!(error.contains(fits), "{error}");
     }
 

@@ -38,7 +38,7 @@ impl Preprocessing {
     pub fn validate(&self) -> Result<(), String> {
         self.transform.validate()?;
         if let Some(bits) = self.decoding.bits_used.filter(|bits| !(1..16).contains(bits)) {
-            return Err(format!("bits_used is {bits}: 1 to 15 of 16 bits"));
+            return Err(format!("bits_used is {bits}, but must be 1 to 15"));
         }
         self.pixels.normalization.validate()
     }

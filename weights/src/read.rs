@@ -56,7 +56,7 @@ fn find_backbone(source: &Source, hints: &Hints) -> Result<(Reader, BackboneTens
     let last = kinds.pop().unwrap_or_default();
     let names: Vec<&str> = source.arrays.keys().take(3).map(String::as_str).collect();
     Err(format!(
-        "no {} or {last} is among its {} tensors ({}, …)",
+        "no {} or {last} among its {} tensors ({}, …)",
         kinds.join(", "),
         source.arrays.len(),
         names.join(", ")
@@ -78,10 +78,8 @@ fn read_foreign(source: &Source, hints: &Hints) -> Result<Pretrained, String> {
     if is_satellite {
         default_preprocessing.pixels.normalization =
             Normalization { mean: SATELLITE_MEAN.to_vec(), std: SATELLITE_STD.to_vec() };
-        assumed.push(
-            "its name is that of DINOv3's networks of satellite images, whose constants of colors are taken"
-                .into(),
-        );
+        assumed
+            .push("its name is that of a DINOv3 satellite network; assuming its color normalization".into());
     }
     let is_normalization_known = matches!(library, Library::Dino | Library::Dinov2 | Library::Torchvision)
         || hints.normalization.is_some()
@@ -100,7 +98,7 @@ fn read_foreign(source: &Source, hints: &Hints) -> Result<Pretrained, String> {
         preprocessing.decoding = stated.decoding;
     }
     if library == Library::Torchvision {
-        assumed.push("torchvision resizes bilinearly; images are resized bicubically here".into());
+        assumed.push("torchvision resizes bilinearly; Ocelli resizes bicubically".into());
     }
     let model = recognized.model;
     assumed.extend(pooling_note(source, &model));
@@ -130,7 +128,7 @@ fn pooling_note(source: &Source, model: &ModelConfig) -> Option<String> {
     } else {
         ""
     };
-    Some(format!("its configuration pools by {stated:?}, and vectors are the {pooling} here{hint}"))
+    Some(format!("its configuration pools by {stated:?}, but vectors of Ocelli are the {pooling}{hint}"))
 }
 
 /// Mean of the channels of the satellite images that DINOv3 was trained on, from its README.
@@ -179,7 +177,8 @@ fn check(path: &Path, pretrained: &Pretrained) -> Result<(), WeightsError> {
     let n_constants = pretrained.preprocessing.pixels.normalization.n_channels();
     if n_constants != n_channels {
         let reason = format!(
-            "its images have {n_channels} channels, and {n_constants} means and deviations are known: --normalization gives them"
+            "its images have {n_channels} channels, but {n_constants} means and deviations are known; give \
+             them with --normalization"
         );
         return Err(WeightsError::unknown(path, reason));
     }

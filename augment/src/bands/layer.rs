@@ -53,7 +53,7 @@ impl Kind {
         match self {
             Self::Eight => "8 bits",
             Self::Sixteen => "16 bits",
-            Self::Other => "other numbers than 8 or 16 bits without sign",
+            Self::Other => "a type other than unsigned 8 or 16 bits",
         }
     }
 
@@ -113,13 +113,13 @@ pub(super) fn check_equal(
     let Shape { width_px: width, height_px: height, .. } = other.shape;
     if w != width || h != height {
         return Err(AugmentError::Bands(format!(
-            "{other_name} has {width} x {height} pixels, {name} {w} x {h}"
+            "{other_name} has {width} x {height} pixels, but {name} has {w} x {h}"
         )));
     }
     if header.kind != other.kind {
         let bits = header.kind.description();
         let other_bits = other.kind.description();
-        return Err(AugmentError::Bands(format!("{other_name} has {other_bits}, {name} {bits}")));
+        return Err(AugmentError::Bands(format!("{other_name} has {other_bits}, but {name} has {bits}")));
     }
     Ok(())
 }

@@ -113,7 +113,7 @@ fn page(pages: &mut Pages<'_>) -> Result<Header, AugmentError> {
         8 if is_unsigned => Kind::Eight,
         16 if is_unsigned => Kind::Sixteen,
         8.. => Kind::Other,
-        bits => return Err(AugmentError::Decode(format!("TIFF: {bits} bits a channel are not supported"))),
+        bits => return Err(AugmentError::Decode(format!("TIFF: {bits} bits per channel are not supported"))),
     };
     let n_channels = usize::from(color.num_samples());
     let n_stated = pages.find_tag_unsigned::<u16>(Tag::SamplesPerPixel).map_err(broken)?;
@@ -121,7 +121,7 @@ fn page(pages: &mut Pages<'_>) -> Result<Header, AugmentError> {
         && usize::from(n_stated) != n_channels
     {
         return Err(AugmentError::Decode(format!(
-            "TIFF: {n_channels} of {n_stated} channels can be read as {color:?}"
+            "TIFF: only {n_channels} of {n_stated} channels can be read as {color:?}"
         )));
     }
     Ok(Header { shape: Shape { width_px, height_px, n_channels }, kind, n_pages: 1 })
@@ -140,7 +140,7 @@ pub(super) fn values(
     let [tile_width, tile_height] = tile_px.map(|side| side.max(1) as usize);
     // The library allocates complete rows of a tile, whatever the width of the image.
     if tile_width > MAX_TILE_PX || tile_width.saturating_mul(shape.n_channels) as u64 > max_values(rules) {
-        return Err(AugmentError::Decode(format!("TIFF: a tile has rows of {tile_width} pixels")));
+        return Err(AugmentError::Decode(format!("TIFF: tiles of width {tile_width} are too large")));
     }
     let n_columns = width.div_ceil(tile_width);
     let per_plane = n_columns * height.div_ceil(tile_height);
@@ -161,7 +161,7 @@ pub(super) fn values(
             <[u32; 2]>::from(pages.chunk_data_dimensions(number)).map(|side| side as usize);
         let fits = stored_columns >= columns && stored_rows >= rows;
         if !fits || chunk.len() != stored_columns * stored_rows * n_interleaved {
-            return Err(AugmentError::Decode("TIFF: a tile or strip has another size".into()));
+            return Err(AugmentError::Decode("TIFF: a tile or strip has the wrong size".into()));
         }
         for (y, row) in chunk.chunks_exact(stored_columns * n_interleaved).take(rows).enumerate() {
             for channel in 0..n_interleaved {

@@ -142,7 +142,7 @@ impl<'a> ColorPage<'a> {
         let n_rows = self.height_px.div_ceil(tile_height.max(1)) as usize;
         if tiles.len() != n_columns * n_rows {
             return Err(AugmentError::Decode(format!(
-                "TIFF: {} tiles or strips in place of {n_columns} x {n_rows}",
+                "TIFF: {} tiles or strips instead of {n_columns} x {n_rows}",
                 tiles.len()
             )));
         }
@@ -159,7 +159,7 @@ impl<'a> ColorPage<'a> {
             decoder.decode_into(&to_jpeg_file(&tables, bytes, is_ycc), rules, &mut tile)?;
             let [stored_columns, stored_rows] = [tile.width_px, tile.height_px].map(|side| side as usize);
             if stored_columns < columns || stored_rows < rows {
-                return Err(AugmentError::Decode("TIFF: a tile or strip has another size".into()));
+                return Err(AugmentError::Decode("TIFF: a tile or strip has the wrong size".into()));
             }
             for (y, row) in tile.data.chunks_exact(3 * stored_columns).take(rows).enumerate() {
                 let start = 3 * ((top + y) * width + left);
@@ -174,7 +174,10 @@ impl<'a> ColorPage<'a> {
         let starts = self.tile_numbers(Tag::TileOffsets, Tag::StripOffsets)?;
         let lengths = self.tile_numbers(Tag::TileByteCounts, Tag::StripByteCounts)?;
         if starts.len() != lengths.len() || starts.len() > MAX_TILES {
-            return Err(AugmentError::Decode(format!("TIFF: {} tiles or strips", starts.len())));
+            return Err(AugmentError::Decode(format!(
+                "TIFF: invalid table of {} tiles or strips",
+                starts.len()
+            )));
         }
         let mut tiles = Vec::with_capacity(starts.len());
         for (start, length) in starts.into_iter().zip(lengths) {

@@ -165,7 +165,7 @@ impl<'a> Segments<'a> {
                 0xcc | 0xdc | 0xfe => drop(self.contents()?),
                 0xc9..=0xcb | 0xcd..=0xcf => return Err(JpegError::Unsupported("arithmetic coding")),
                 0xc3 | 0xc5..=0xc7 => return Err(JpegError::Unsupported("lossless or hierarchical coding")),
-                _ => return Err(JpegError::Damaged("a marker that does not exist")),
+                _ => return Err(JpegError::Damaged("an unknown marker")),
             }
             (marker, self.at) = next_marker(self.bytes, self.at).ok_or(JpegError::CutOff)?;
         }
@@ -197,7 +197,7 @@ impl<'a> Segments<'a> {
             return Err(JpegError::Unsupported("samples of more than 8 bits"));
         }
         if !matches!(n, 1 | 3 | 4) {
-            return Err(JpegError::Unsupported("images of neither one nor three nor four channels"));
+            return Err(JpegError::Unsupported("a number of channels other than one, three or four"));
         }
         let mut components = Vec::with_capacity(specs.len());
         for [id, sampling, slot] in specs {
@@ -224,7 +224,7 @@ impl<'a> Segments<'a> {
         };
         let [max_h, max_v] = frame.max_sampling();
         if frame.components.iter().any(|component| max_h % component.h + max_v % component.v > 0) {
-            return Err(JpegError::Unsupported("channels sampled at fractions of one another"));
+            return Err(JpegError::Unsupported("fractional chroma subsampling"));
         }
         self.frame = Some(frame);
         Ok(())

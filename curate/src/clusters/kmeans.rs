@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn impossible_numbers_are_refused() {
         let rows = rows(10, 2, 0);
-        for (n_clusters, message) in [(11, "11 clusters of 10 rows"), (0, "one positive number")] {
+        for (n_clusters, message) in [(11, "11 clusters for 10 rows"), (0, "one positive number")] {
             let settings = KMeans { n_clusters, n_iterations: 1, seed: 0 };
             let error = settings.run(&rows, 1.0, None, &Communicator::solo(), &Silent).unwrap_err();
             assert!(error.to_string().contains(message), "{error}");

@@ -257,8 +257,8 @@ mod tests {
     fn impossible_levels_are_refused() {
         for (levels, message) in [
             (vec![], "one positive number per level"),
-            (vec![(20, 30)], "600 clusters of 480 rows"),
-            (vec![(12, 1), (12, 1)], "level 2 has 12 clusters of 12 clusters"),
+            (vec![(20, 30)], "600 clusters for 480 rows"),
+            (vec![(12, 1), (12, 1)], "level 2 has 12 clusters for 12 clusters"),
         ] {
             let error = run(&settings(&levels, 1)).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");

@@ -198,7 +198,7 @@ fn open(path: &Path, images: &ImageSet) -> Option<Table> {
     let mapped = Mapped::open(path).ok()?;
     let rows = xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(mapped.values()));
     if entry.checksum != entry.checksum(rows) {
-        tracing::warn!("the cached features {} are damaged; they are computed again", path.display());
+        tracing::warn!("the cached features {} are damaged; computing them again", path.display());
         return None;
     }
     let bad: std::collections::HashSet<u32> = entry.bad.into_iter().collect();
@@ -231,7 +231,7 @@ pub fn features(
     let cached = cache.map(|cache| cache.table(network, images, wanted, progress));
     let table = match cached {
         Some(Err(error @ EvalError::Io { .. })) => {
-            tracing::warn!("features are not kept: {error}");
+            tracing::warn!("cannot cache features: {error}");
             table(network, images, wanted, progress)
         }
         Some(table) => table,

@@ -37,7 +37,7 @@ impl Mask {
             ));
         }
         if u64::from(width_px) * u64::from(height_px) > MAX_PIXELS {
-            return Err(format!("{width_px} x {height_px} pixels are too many"));
+            return Err(format!("{width_px} x {height_px} pixels exceed the limit"));
         }
         let mut raw = vec![0; reader.output_buffer_size().ok_or("it is too large")?];
         let frame = reader.next_frame(&mut raw).map_err(|error| error.to_string())?;

@@ -224,7 +224,8 @@ impl ImageSet {
         if [width, height] == [mask_width, mask_height] {
             return Ok(());
         }
-        let reason = format!("it has {mask_width} x {mask_height} pixels, its image {width} x {height}");
+        let reason =
+            format!("it has {mask_width} x {mask_height} pixels, but its image has {width} x {height}");
         Err(self.bad_mask(i, reason))
     }
 

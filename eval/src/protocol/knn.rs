@@ -50,7 +50,7 @@ impl Rules for Knn {
 
     fn in_words(&self, numbers: &[Scored], is_published: bool) -> String {
         if self.leave_one_out {
-            return "weighted as DINO's, among the test images themselves, each left out of its own".into();
+            return "weighted as DINO's, leave-one-out among the test images themselves".into();
         }
         if numbers.iter().any(|scored| scored.outcome.measure() == "mAP") {
             let as_theirs = as_published("DINOv3's", false, is_published);
@@ -110,7 +110,7 @@ impl Knn {
         static WARNED: Once = Once::new();
         WARNED.call_once(|| {
             tracing::warn!(
-                "knn: there are {n_neighbors} images to be neighbors: k = {} is left out, k = {} is scored",
+                "knn: only {n_neighbors} images can be neighbors: k = {} is skipped, k = {} is scored",
                 comma_separated(&left_out),
                 comma_separated(&k)
             );

@@ -114,7 +114,7 @@ impl Protocol {
         let Some(before) = settings.get(key) else {
             let keys: Vec<&str> =
                 settings.as_object().into_iter().flatten().map(|(key, _)| key.as_str()).collect();
-            return Err(format!("{name} has no setting {key}, but {}", keys.join(", ")));
+            return Err(format!("{name} has no setting {key}; it has {}", keys.join(", ")));
         };
         let value = if before.is_array() && !value.is_array() { json!([value]) } else { value.clone() };
         if let (Value::Number(_), Some(values)) = (before, value.as_array()) {

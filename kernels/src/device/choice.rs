@@ -72,7 +72,7 @@ pub enum DeviceError {
         reason: String,
     },
     /// The machine has fewer devices of this kind.
-    #[error("{kind}:{number} was asked for, and there are {n_devices}, counted from 0")]
+    #[error("there is no {kind}:{number}: {n_devices} are available, counted from 0")]
     TooFew {
         /// The kind.
         kind: &'static str,
@@ -170,7 +170,7 @@ pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
     result::init().map_err(driver_error)?;
     let n_devices = result::device::get_count().map_err(driver_error)?;
     if n_devices == 0 {
-        return Err(no_cuda("the driver is there and sees no GPU; is CUDA_VISIBLE_DEVICES set?".into()));
+        return Err(no_cuda("the driver is installed but sees no GPU; is CUDA_VISIBLE_DEVICES set?".into()));
     }
     let mut names = Vec::with_capacity(n_devices as usize);
     for number in 0..n_devices {
@@ -223,8 +223,8 @@ fn check_driver() -> Result<(), String> {
     unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
     if driver_version / 1000 < major {
         return Err(format!(
-            "NVIDIA's driver is for CUDA {}.{}, and libnvrtc.so, which compiles kernels, of CUDA {major}.{minor}: install a newer \
-             driver, or the libraries of CUDA {}",
+            "NVIDIA's driver supports CUDA {}.{}, but libnvrtc.so, which compiles kernels, is of CUDA \
+             {major}.{minor}: install a newer driver, or the libraries of CUDA {}",
             driver_version / 1000,
             driver_version % 1000 / 10,
             driver_version / 1000
@@ -243,7 +243,7 @@ fn cuda(requested: Option<usize>, local_rank: usize) -> Result<Opened, DeviceErr
     let headers = toolkit.unwrap_or_else(|| "/usr/local/cuda".into()).join("include/cuda_fp16.h");
     if !headers.exists() {
         let why = "kernels are compiled when they are first used, and need CUDA's headers: set CUDA_PATH";
-        return Err(no_cuda(format!("{} is not there; {why}", headers.display())));
+        return Err(no_cuda(format!("{} is missing; {why}", headers.display())));
     }
     check_driver().map_err(no_cuda)?;
     super::context::enter(number)

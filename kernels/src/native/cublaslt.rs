@@ -165,7 +165,7 @@ impl Library {
         let capability = compute_capability(client.service_id().device.index_id)?;
         if capability.0 < OLDEST_CAPABILITY {
             let (major, minor) = capability;
-            return Err(format!("the GPU has compute capability {major}.{minor}; 8.0 is needed"));
+            return Err(format!("the GPU has compute capability {major}.{minor}; 8.0 or later is needed"));
         }
         // cudarc panics if the library lacks one of the functions.
         let version = catch_unwind(AssertUnwindSafe(|| {
@@ -175,7 +175,7 @@ impl Library {
         let version = version.map_err(|_| "libcublasLt.so lacks cublasLtGetVersion".to_string())?;
         if version < OLDEST_VERSION {
             return Err(format!(
-                "libcublasLt.so is of version {}; 12.0 or a later one is needed",
+                "libcublasLt.so is of version {}; 12.0 or later is needed",
                 version_name(version)
             ));
         }
@@ -215,7 +215,7 @@ fn device_attribute(device: u16, attribute: cudarc::driver::sys::CUdevice_attrib
         // SAFETY: the driver has just returned the device.
         unsafe { device::get_attribute(device, attribute) }
     });
-    value.map_err(|error| format!("the driver does not say what the GPU is: {error}"))
+    value.map_err(|error| format!("cannot query the GPU: {error}"))
 }
 
 /// Returns the first line of an error of CubeCL, which is followed by its causes and a backtrace.

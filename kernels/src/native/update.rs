@@ -257,7 +257,7 @@ impl UpdateKernels {
         match Module::load(&tensor.client, &source, NAMES) {
             Ok(module) => Some(Self { module: Arc::new(module) }),
             Err(reason) => {
-                products::notice(format!("weights are updated by CubeCL's kernels: {reason}"));
+                products::notice(format!("using CubeCL's kernels to update weights: {reason}"));
                 None
             }
         }
@@ -269,7 +269,7 @@ impl UpdateKernels {
         let Some(tensor) = primitive(tensor) else { return };
         let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
         kernels.insert(tensor.client.service_id().device, None);
-        products::notice(format!("weights are updated by CubeCL's kernels: those for NVIDIA GPUs {fault}"));
+        products::notice(format!("using CubeCL's kernels to update weights: those for NVIDIA GPUs {fault}"));
     }
 
     /// Returns the sums of squares of blocks of gradients, `[blocks]`.

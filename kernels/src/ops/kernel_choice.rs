@@ -28,9 +28,9 @@ pub fn choose_kernels(kernels: Kernels, device: &Device) -> Result<String, Kerne
         match library_version(device) {
             Ok(version) => return Ok(format!("cublaslt-{version}")),
             Err(reason) if kernels == Kernels::Cublaslt => return Err(KernelsError::NoCublaslt { reason }),
-            Err(reason) if is_nvidia(device) => products::notice(format!(
-                "products are computed by CubeCL's kernels, without cuBLASLt: {reason}"
-            )),
+            Err(reason) if is_nvidia(device) => {
+                products::notice(format!("using CubeCL's kernels for products, not cuBLASLt: {reason}"))
+            }
             Err(_) => {}
         }
     }

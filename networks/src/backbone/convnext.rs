@@ -30,7 +30,7 @@ const KERNEL: usize = 7;
 /// Ratio of the MLP's hidden channels to the block's.
 const MLP_RATIO: usize = 4;
 
-/// Number that layer norms add to the variance.
+/// Epsilon that layer norms add to the variance.
 const EPSILON: f64 = 1e-6;
 
 /// Standard deviation of the initial weights, normal numbers cut at ±2.
@@ -108,7 +108,7 @@ impl BackboneConfig for Config {
             return Err("model.patch_px must lie in 1..=64".into());
         }
         if !(0.0..1.0).contains(&self.drop_path) {
-            return Err(format!("model.drop_path {} is not in 0..1", self.drop_path));
+            return Err(format!("model.drop_path {} must lie in 0..1", self.drop_path));
         }
         if (0.0..=1e3).contains(&self.layer_scale) {
             Ok(())

@@ -307,7 +307,8 @@ impl BackboneConfig for Config {
             Ok(())
         } else {
             Err(format!(
-                "model.size: this design has {} stages, the widest of {} channels; it may have {MAX_STAGES} and {MAX_WIDTH}",
+                "model.size: this design has {} stages, the widest of {} channels; at most {MAX_STAGES} \
+                 stages and {MAX_WIDTH} channels are allowed",
                 stages.len(),
                 stages.iter().map(|stage| stage.width).max().unwrap_or(0)
             ))

@@ -23,7 +23,7 @@ use crate::unit::Unit;
 pub struct Config {
     /// Side of the images that the network is made for, in pixels.
     pub image_px: usize,
-    /// Number of layers: 10, 18 and 34 of basic branches, 14, 26, 50, 101 and 152 of bottlenecks.
+    /// Number of layers: 10, 18 or 34 with basic blocks; 14, 26, 50, 101 or 152 with bottlenecks.
     pub depth: usize,
     /// Channels of the first stage.
     #[serde(default = "default_width")]
@@ -129,7 +129,9 @@ impl BackboneConfig for Config {
         }
         match stages(self.depth) {
             Some(_) => Ok(()),
-            None => Err(format!("model.depth {} is none of 10, 14, 18, 26, 34, 50, 101 and 152", self.depth)),
+            None => {
+                Err(format!("model.depth {} is not one of 10, 14, 18, 26, 34, 50, 101 and 152", self.depth))
+            }
         }
     }
 

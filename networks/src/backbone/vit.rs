@@ -46,24 +46,24 @@ pub struct Config {
     /// Kind of the MLP's hidden layer.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mlp: MlpKind,
-    /// Number that the hidden channels of a gated MLP are a multiple of: 8 by default, 64 in
+    /// Number of which the hidden channels of a gated MLP are a multiple: 8 by default, 64 in
     /// DINOv3's largest network.
     #[serde(default = "default_mlp_multiple")]
     pub mlp_multiple: usize,
-    /// Number of registers, further tokens beside the class token (Darcet et al. 2024).
+    /// Number of registers, additional tokens beside the class token (Darcet et al. 2024).
     #[serde(default, skip_serializing_if = "is_default")]
     pub registers: usize,
-    /// Initial LayerScale; absent for none.
+    /// Initial LayerScale; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_scale: Option<f32>,
     /// Drop-path rate of the last block.
     #[serde(default)]
     pub drop_path: f32,
-    /// Drop-path rates of the blocks before it.
+    /// Drop-path rates of the earlier blocks.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drop_path_depth: DropPathDepth,
-    /// Number of views for which a branch is dropped: a random one, or the same one in each step,
-    /// as in DINOv2 and DINOv3.
+    /// Number of views for which a branch is dropped: random, or the same in each step, as in
+    /// DINOv2 and DINOv3.
     #[serde(default, skip_serializing_if = "is_default")]
     pub drop_path_count: DropCount,
     /// Positions: a trained table, fixed sines and cosines, or rotations of queries and keys.
@@ -92,14 +92,16 @@ pub struct Config {
     /// Resamples the position embedding with antialiasing, as in timm and in DINOv2 with registers.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pos_antialias: bool,
-    /// Number that layer norms add to the variance.
+    /// Epsilon that layer norms add to the variance.
     #[serde(default = "default_norm_epsilon")]
     pub norm_epsilon: f64,
-    /// Gives the class token and registers of the smaller views a norm of their own, in training
-    /// with masked patches: DINOv3's largest network. Weights for other programs do not have it.
+    /// Gives the class token and registers of the smaller views a separate norm when training with
+    /// masked patches, as in DINOv3's largest network. Weights exported for other programs do not
+    /// have it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub local_class_norm: bool,
-    /// Keeps the initial projection of patches, which stabilizes MoCo v3 (Chen, Xie and He 2021).
+    /// Freezes the projection of patches at its initial weights, which stabilizes MoCo v3 (Chen,
+    /// Xie and He 2021).
     #[serde(default, skip_serializing_if = "is_default")]
     pub freeze_patches: bool,
     /// Rule for the initial weights.
@@ -298,10 +300,10 @@ impl BackboneConfig for Config {
             ("heads", self.heads),
         ];
         if let Some((key, value)) = sizes.iter().find(|(_, value)| !(1..=MAX_SIZE).contains(value)) {
-            return Err(format!("model.{key} is {value} and must lie in 1..={MAX_SIZE}"));
+            return Err(format!("model.{key} is {value} but must lie in 1..={MAX_SIZE}"));
         }
         if self.depth > MAX_BLOCKS {
-            return Err(format!("model.depth is {} and must lie in 1..={MAX_BLOCKS}", self.depth));
+            return Err(format!("model.depth is {} but must lie in 1..={MAX_BLOCKS}", self.depth));
         }
         if self.registers > MAX_SIZE || !(0.0..=MAX_SIZE as f64).contains(&self.mlp_ratio) {
             return Err(format!("model.registers and model.mlp_ratio must lie in 0..={MAX_SIZE}"));
@@ -315,10 +317,10 @@ impl BackboneConfig for Config {
         if !self.image_px.is_multiple_of(self.patch_px) {
             let image_px = self.image_px;
             let patch_px = self.patch_px;
-            return Err(format!("model.image_px {image_px} does not divide by model.patch_px {patch_px}"));
+            return Err(format!("model.image_px {image_px} is not divisible by model.patch_px {patch_px}"));
         }
         if !self.width.is_multiple_of(self.heads) {
-            return Err(format!("model.width {} does not divide by model.heads {}", self.width, self.heads));
+            return Err(format!("model.width {} is not divisible by model.heads {}", self.width, self.heads));
         }
         if !(0.0..1.0).contains(&self.drop_path) {
             return Err(format!("model.drop_path {} must lie in 0..1", self.drop_path));
@@ -335,7 +337,7 @@ impl BackboneConfig for Config {
         }
         self.validate_rope()?;
         if self.hidden() == 0 {
-            return Err(format!("model.mlp_ratio {} leaves no hidden channel", self.mlp_ratio));
+            return Err(format!("model.mlp_ratio {} leaves no hidden channels", self.mlp_ratio));
         }
         Ok(())
     }

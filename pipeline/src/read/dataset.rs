@@ -85,14 +85,14 @@ impl Dataset {
     pub fn sampled(mut self, sampling: Sampling) -> Result<Self, PipelineError> {
         let n_shards: usize = sampling.sources.iter().map(|source| source.n_shards).sum();
         if !sampling.sources.is_empty() && n_shards != self.shards.len() {
-            let reason = format!("{n_shards} shards of sources, {} of the data set", self.shards.len());
+            let reason =
+                format!("the sources have {n_shards} shards, but the data set has {}", self.shards.len());
             return Err(PipelineError::Sampling { reason });
         }
         for source in &sampling.sources {
             let is_valid = source.share > 0.0 && source.share.is_finite();
             if !is_valid {
-                let reason =
-                    format!("the share of {} is {}: a number above 0 is needed", source.name, source.share);
+                let reason = format!("the share of {} is {}, but must be above 0", source.name, source.share);
                 return Err(PipelineError::Sampling { reason });
             }
         }
@@ -102,7 +102,7 @@ impl Dataset {
                 return Err(PipelineError::Sampling { reason });
             }
             if let Some(weight) = weights.iter().find(|weight| !(weight.is_finite() && **weight >= 0.0)) {
-                let reason = format!("a weight is {weight}: numbers from 0 up are needed");
+                let reason = format!("a weight is {weight}, but must be 0 or above");
                 return Err(PipelineError::Sampling { reason });
             }
         }
@@ -119,7 +119,7 @@ impl Dataset {
                 None => end > start,
             };
             if !is_shown {
-                let reason = format!("no sample of {name} would be shown");
+                let reason = format!("no sample of {name} would ever be drawn");
                 return Err(PipelineError::Sampling { reason });
             }
             first_shard += n_shards;

@@ -54,7 +54,7 @@ impl std::fmt::Display for Failure {
             | Self::Permanent(reason)
             | Self::Temporary(reason)
             | Self::Busy(reason, _) => write!(f, "{reason}"),
-            Self::Changed => write!(f, "it changed while it was fetched"),
+            Self::Changed => write!(f, "it changed during the download"),
             Self::Sink(error) => write!(f, "{error}"),
         }
     }

@@ -91,7 +91,7 @@ impl Client {
     pub fn get(&self, url: &str, rules: &GetLimits) -> Result<Vec<u8>, String> {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(format!("scheme {}: is neither http nor https", url.scheme()));
+            return Err(format!("unsupported scheme {}: expected http or https", url.scheme()));
         }
         let object = HttpObject { client: self.http.clone(), url, honors_opt_out: rules.honors_opt_out };
         let mut sink = BoundedBuffer { bytes: Vec::new(), max_bytes: rules.max_bytes };
@@ -101,7 +101,7 @@ impl Client {
         match fetched {
             Ok(Ok(())) => Ok(sink.bytes),
             Ok(Err(failure)) => Err(failure.to_string()),
-            Err(_) => Err(format!("it took longer than {:?}", rules.timeout)),
+            Err(_) => Err(format!("timed out after {:?}", rules.timeout)),
         }
     }
 

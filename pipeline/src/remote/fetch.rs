@@ -76,7 +76,7 @@ pub(crate) async fn fetch(
             }
             Err(Failure::Changed) => {
                 progress = Progress { furthest_bytes: progress.furthest_bytes, ..Progress::default() };
-                ("it changed while it was fetched".to_string(), None)
+                ("it changed during the download".to_string(), None)
             }
             Err(failure) => return Err(failure),
         };
@@ -101,10 +101,11 @@ pub(crate) async fn fetch(
             let done_bytes = progress.done_bytes;
             let wait_s = wait.as_secs_f64();
             match done_bytes {
-                0 => tracing::warn!("{name}: {reason}; again in {wait_s:.1} s"),
+                0 => tracing::warn!("{name}: {reason}; retrying in {wait_s:.1} s"),
                 _ if progress.version.is_none() => {
                     tracing::warn!(
-                        "{name}: {reason}; from the start in {wait_s:.1} s, because it names no version"
+                        "{name}: {reason}; starting over in {wait_s:.1} s, because the server states no \
+                         version"
                     );
                 }
                 _ => tracing::warn!("{name}: {reason}; resuming at byte {done_bytes} in {wait_s:.1} s"),
@@ -129,7 +130,7 @@ impl Window {
             return Ok(());
         }
         if policy.is_too_slow(self.bytes, time) {
-            let reason = format!("only {} bytes came in {:.1} s", self.bytes, time.as_secs_f64());
+            let reason = format!("received only {} bytes in {:.1} s", self.bytes, time.as_secs_f64());
             return Err(Failure::Temporary(reason));
         }
         *self = Self { start: Instant::now(), bytes: 0 };
@@ -143,7 +144,7 @@ fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
 }
 
 fn stalled(policy: &RetryPolicy) -> Failure {
-    Failure::Temporary(format!("nothing came for {:?}", policy.stall))
+    Failure::Temporary(format!("received nothing for {:?}", policy.stall))
 }
 
 async fn attempt(
@@ -162,7 +163,7 @@ async fn attempt(
         progress.total_bytes = body.total_bytes;
         progress.version = body.version;
     } else if body.start != from {
-        let reason = format!("asked for byte {from}, it answered with byte {}", body.start);
+        let reason = format!("asked for byte {from}, but the server sent byte {}", body.start);
         return Err(Failure::Temporary(reason));
     } else if differ(&body.total_bytes, &progress.total_bytes) || differ(&body.version, &progress.version) {
         return Err(Failure::Changed);
@@ -172,7 +173,7 @@ async fn attempt(
     let mut window = Window { start: Instant::now(), bytes: 0 };
     while let Some(chunk) = timeout(policy.stall, body.chunks.next()).await.map_err(|_| stalled(policy))? {
         let chunk = chunk.map_err(|reason| {
-            let reason = format!("the connection broke after {}: {reason}", progress.received());
+            let reason = format!("the connection failed after {}: {reason}", progress.received());
             Failure::Temporary(reason)
         })?;
         sink.write_all(&chunk).map_err(Failure::Sink)?;

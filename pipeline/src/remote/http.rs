@@ -53,7 +53,7 @@ fn body_of(response: Response, from: u64) -> Result<Body, Failure> {
     let (start, total_bytes) = match response.status() {
         StatusCode::OK => (0, number(headers, &CONTENT_LENGTH)),
         StatusCode::PARTIAL_CONTENT if from > 0 => content_range(headers)
-            .ok_or_else(|| Failure::Answered("it answered with a range that cannot be understood".into()))?,
+            .ok_or_else(|| Failure::Answered("the server sent an invalid Content-Range".into()))?,
         StatusCode::RANGE_NOT_SATISFIABLE => return Err(Failure::Changed),
         status => return Err(refusal(status, headers)),
     };
@@ -77,12 +77,12 @@ fn opt_out(headers: &HeaderMap) -> Option<&'static str> {
 fn refusal(status: StatusCode, headers: &HeaderMap) -> Failure {
     match status.as_u16() {
         404 | 410 => Failure::NotFound,
-        401 | 403 => Failure::Denied(format!("it answered {status}")),
+        401 | 403 => Failure::Denied(format!("the server answered {status}")),
         408 | 425 | 429 | 500.. => {
             let not_before = number(headers, &RETRY_AFTER).map(Duration::from_secs);
-            Failure::Busy(format!("it answered {status}"), not_before)
+            Failure::Busy(format!("the server answered {status}"), not_before)
         }
-        _ => Failure::Answered(format!("it answered {status}")),
+        _ => Failure::Answered(format!("the server answered {status}")),
     }
 }
 

@@ -169,8 +169,9 @@ fn reason_of(error: &Error) -> String {
     }
     // Without keys the library queries the cloud's metadata service, and reports only that failure.
     format!(
-        "no credentials: the environment has none (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
-         GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY; for what is public, AWS_SKIP_SIGNATURE, \
-         GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE = true), and this machine gives none: {text}"
+        "no credentials: none in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
+         GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_KEY; for public data, AWS_SKIP_SIGNATURE, \
+         GOOGLE_SKIP_SIGNATURE or AZURE_SKIP_SIGNATURE = true), and none from the metadata service of this \
+         machine: {text}"
     )
 }

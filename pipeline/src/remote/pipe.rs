@@ -11,7 +11,7 @@ use super::body::{Failure, Sink};
 const MESSAGE_BYTES: usize = 500;
 
 fn shell_failure(error: io::Error) -> Failure {
-    Failure::Permanent(format!("the shell cannot be started: {error}"))
+    Failure::Permanent(format!("cannot start the shell: {error}"))
 }
 
 /// Runs `command` and sends its output to `sink`. Commands come from the user only: lists of shards

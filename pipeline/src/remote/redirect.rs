@@ -19,8 +19,7 @@ pub(super) fn server_policy() -> Policy {
         let is_named = first.is_some_and(|first| is_local(first) || first.host() == attempt.url().host());
         if !is_named && resolves_to_local(attempt.url()) {
             let host = attempt.url().host_str().unwrap_or_default().to_string();
-            return attempt
-                .error(format!("it redirects to {host}, an address of this machine or its own link"));
+            return attempt.error(format!("it redirects to {host}, a local or link-local address"));
         }
         attempt.follow()
     })
@@ -37,7 +36,8 @@ pub(super) fn store_policy() -> Policy {
         let is_same = previous.is_some_and(|previous| previous.origin() == attempt.url().origin());
         if !is_same {
             let host = attempt.url().host_str().unwrap_or_default().to_string();
-            return attempt.error(format!("it redirects to another host, {host}: check endpoint and region"));
+            return attempt
+                .error(format!("it redirects to another host, {host}: check the endpoint and region"));
         }
         attempt.follow()
     })

@@ -99,7 +99,7 @@ impl Store for Files {
             }
             Some(Content::File(path)) => self.read_file(path, buffer)?,
             _ => {
-                let reason = format!("nothing of {} bytes begins at byte {offset_bytes}", buffer.len());
+                let reason = format!("no member of {} bytes begins at byte {offset_bytes}", buffer.len());
                 let member = String::new();
                 return Err(PipelineError::BadMember { path: self.name.clone().into(), member, reason });
             }

@@ -147,10 +147,10 @@ impl IndexBuilder {
     /// cannot hold.
     pub(crate) fn push(&mut self, key: &str, member: Member<'_>) -> Result<(), String> {
         if !member.offset_bytes.is_multiple_of(BLOCK_BYTES) {
-            return Err(format!("offset {} is no multiple of {BLOCK_BYTES}", member.offset_bytes));
+            return Err(format!("offset {} is not a multiple of {BLOCK_BYTES}", member.offset_bytes));
         }
         let block = u32::try_from(member.offset_bytes / BLOCK_BYTES).map_err(|_| "offset above 2 TiB")?;
-        let len = u32::try_from(member.len_bytes).map_err(|_| "member above 4 GiB")?;
+        let len = u32::try_from(member.len_bytes).map_err(|_| "member larger than 4 GiB")?;
         if self.open.as_ref().is_none_or(|(open, _)| open != key) {
             self.close_sample()?;
         }
@@ -164,7 +164,7 @@ impl IndexBuilder {
         extensions.push(member.extension.to_string());
         let first = self.index.member_lens.is_empty();
         if !first && member.check.is_none() != self.index.member_checks.is_empty() {
-            return Err("some members have a check and some have none".into());
+            return Err("some members have a checksum and some do not".into());
         }
         self.index.member_blocks.push(block);
         self.index.member_lens.push(len);
@@ -210,7 +210,9 @@ impl IndexBuilder {
             }
         };
         self.index.keys.push_str(&key);
-        self.index.key_ends.push(u32::try_from(self.index.keys.len()).map_err(|_| "keys above 4 GiB")?);
+        self.index
+            .key_ends
+            .push(u32::try_from(self.index.keys.len()).map_err(|_| "keys take more than 4 GiB")?);
         self.index.member_ends.push(self.index.member_lens.len() as u32);
         self.index.sample_layouts.push(layout);
         Ok(())

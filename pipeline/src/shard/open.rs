@@ -16,7 +16,7 @@ pub(super) fn open_shard(path: &Path) -> Result<File, PipelineError> {
     let metadata = fs::metadata(path).map_err(|error| open_error(path, error))?;
     // Opening a pipe would wait for a writer.
     if !metadata.is_file() {
-        let reason = "it is no regular file".into();
+        let reason = "it is not a regular file".into();
         return Err(PipelineError::NotATar { path: path.to_path_buf(), reason });
     }
     File::open(path).map_err(|error| open_error(path, error))

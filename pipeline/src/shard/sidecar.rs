@@ -143,12 +143,13 @@ fn group_samples<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers
     close_run(run, &mut samples, &mut last_of_key);
     if n_replaced > 0 {
         tracing::warn!(
-            "shard {}: {n_replaced} member(s) are duplicated in their sample: the last of each is used, as tar extracts it",
+            "shard {}: {n_replaced} duplicate member(s) within samples: the last of each is used, as when \
+             tar extracts them",
             path.display()
         );
     }
     if n_hidden > 0 {
-        tracing::warn!("shard {}: {n_hidden} member(s) in hidden folders are skipped", path.display());
+        tracing::warn!("shard {}: skipped {n_hidden} member(s) in hidden folders", path.display());
     }
     samples
 }
@@ -282,8 +283,8 @@ fn check_outdated(index: ShardIndex, path: &Path) -> Result<ShardIndex, Pipeline
 
 fn warn_outdated(path: &Path) {
     tracing::warn!(
-        "{} describes another {}, which was replaced since: the shard is read for its index; `ocelli shards index --overwrite` \
-         writes it again",
+        "{} is outdated: {} has been replaced since. Reading the shard instead; rebuild the index with \
+         `ocelli shards index --overwrite`",
         path_of(path).display(),
         path.file_name().unwrap_or_default().to_string_lossy()
     );
@@ -384,7 +385,7 @@ pub fn parse(text: &[u8]) -> Result<ShardIndex, String> {
     let mut index = index.finish(sidecar.shard_bytes)?;
     index.checksum = match sidecar.xxh3 {
         Some(digits) => {
-            Some(u64::from_str_radix(&digits, 16).map_err(|_| format!("xxh3 {digits:?} is no hash"))?)
+            Some(u64::from_str_radix(&digits, 16).map_err(|_| format!("xxh3 {digits:?} is not a hash"))?)
         }
         None => None,
     };

@@ -103,7 +103,7 @@ impl Store for LocalStore {
             hash::hash_file(&file, false).map_err(|error| PipelineError::io("read", &self.path, error))?;
         let metadata = file.metadata().map_err(|error| PipelineError::io("read", &self.path, error))?;
         if !FileStamp::from_metadata(&metadata).has_bytes_of(&self.stamp) {
-            let reason = "it is being changed while it is read".into();
+            let reason = "it is changing while being read".into();
             return Err(PipelineError::ShardMismatch { shard: self.name(), reason });
         }
         Ok(hash)

@@ -135,7 +135,7 @@ pub(crate) fn list_members_of(
     for entry in entries {
         let mut entry = entry.map_err(|error| match &last {
             Some(last) => unreadable_header_error(path, last, actual_bytes, &error),
-            None => not_a_tar(path, "its first block is no header of a member".into()),
+            None => not_a_tar(path, "its first block is not a tar header".into()),
         })?;
         let member = TarMember {
             name: text_of_name(&entry.path_bytes()),
@@ -197,7 +197,7 @@ fn other_format(reader: &mut (impl Read + Seek)) -> io::Result<Option<String>> {
     }
     let text = String::from_utf8_lossy(&start).trim_start().to_ascii_lowercase();
     if text.starts_with("<!doctype html") || text.starts_with("<html") || text.starts_with("<?xml") {
-        return Ok(Some("it is a web page, such as one that asks for a login: check the address".into()));
+        return Ok(Some("it is a web page, perhaps a login page: check the address".into()));
     }
     Ok(None)
 }
@@ -233,23 +233,19 @@ const OTHER_FORMATS: [OtherFormat; 8] = [
     OtherFormat {
         beginning: b"PK\x03\x04",
         name: "a zip archive",
-        remedy: "unpack it into a folder, which is read as it is or packed with `ocelli shards pack`",
+        remedy: "unpack it into a folder, and use that or pack it with `ocelli shards pack`",
     },
     OtherFormat {
         beginning: b"7z\xbc\xaf\x27\x1c",
         name: "a 7z archive",
-        remedy: "unpack it into a folder, which is read as it is or packed with `ocelli shards pack`",
+        remedy: "unpack it into a folder, and use that or pack it with `ocelli shards pack`",
     },
     OtherFormat {
         beginning: b"Rar!",
         name: "a RAR archive",
-        remedy: "unpack it into a folder, which is read as it is or packed with `ocelli shards pack`",
+        remedy: "unpack it into a folder, and use that or pack it with `ocelli shards pack`",
     },
-    OtherFormat {
-        beginning: b"PAR1",
-        name: "a Parquet file",
-        remedy: "a name that ends in .parquet says so",
-    },
+    OtherFormat { beginning: b"PAR1", name: "a Parquet file", remedy: "rename it to end in .parquet" },
 ];
 
 /// Returns whether a member is stored without its holes, in GNU's form or in those of PAX.
@@ -286,20 +282,20 @@ fn check_end(
             let block = offset / BLOCK_BYTES as usize * BLOCK_BYTES as usize;
             let is_header = is_header(&piece[block..n]);
             let what = if is_header { "another member or archive" } else { "something else" };
-            let found = format!("{what} stands at byte {}", at_bytes + block as u64);
+            let found = format!("{what} starts at byte {}", at_bytes + block as u64);
             return Err(PipelineError::TrailingData { path: path.to_path_buf(), last, end_bytes, found });
         }
         at_bytes += n as u64;
     }
     let n_zeros = actual_bytes.saturating_sub(end_bytes);
     if !is_padding(n_zeros, actual_bytes) {
-        let found = format!("{n_zeros} bytes of zeros follow, more than a writer of tars leaves");
+        let found = format!("{n_zeros} zero bytes follow, more than tar writers leave");
         return Err(PipelineError::TrailingData { path: path.to_path_buf(), last, end_bytes, found });
     }
     if n_zeros > MAX_DEFAULT_ZEROS {
         tracing::warn!(
-            "shard {}: its archive ends at byte {end_bytes}, after {last}; {n_zeros} bytes of zeros follow, as `tar -b` leaves them, or a \
-             disk that has lost the rest",
+            "shard {}: the archive ends at byte {end_bytes}, after {last}; {n_zeros} zero bytes follow, left \
+             by `tar -b` or by a disk that lost the rest",
             path.display()
         );
     }
@@ -423,9 +419,9 @@ mod tests {
             Err(PipelineError::TrailingData { .. })
         ));
         for (what, bytes) in [
-            ("stands at byte 4096", with_end(members, 1024, b"junk")),
-            ("another member or archive stands at byte 4096", [&archive[..], &archive].concat()),
-            ("something else stands at byte 203776", with_end(members, 200_704, b"junk")),
+            ("starts at byte 4096", with_end(members, 1024, b"junk")),
+            ("another member or archive starts at byte 4096", [&archive[..], &archive].concat()),
+            ("something else starts at byte 203776", with_end(members, 200_704, b"junk")),
         ] {
             let error = count_members(&bytes).expect_err(what).to_string();
             assert!(error.contains(what) && error.contains("ends at byte 3072, after c.jpg"), "{error}");

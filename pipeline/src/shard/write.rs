@@ -195,7 +195,7 @@ impl ShardFile {
         if self.last_key.as_deref() == Some(key) {
             let path = self.path.clone();
             let member = key.to_string();
-            let reason = "the sample before it has the same key: both would be read as one".into();
+            let reason = "the previous sample has the same key: both would be read as one".into();
             return Err(PipelineError::BadMember { path, member, reason });
         }
         for (extension, data) in members {
@@ -232,7 +232,7 @@ impl ShardFile {
         let name = member_name(key, extension);
         let key = split_key(&name).map_or(key, |(key, _)| key);
         if leads_out_of_folder(&name) {
-            let reason = "its name leads out of a folder; --renumber gives it another".into();
+            let reason = "its name points outside the folder; rename it with --renumber".into();
             return Err(PipelineError::BadMember { path: self.path.clone(), member: name, reason });
         }
         self.append_data(&name, data).map_err(|error| PipelineError::io("write", &self.temporary, error))?;

@@ -34,7 +34,7 @@ impl CachedStore {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, reason)) = failure.take_if(|(at, _)| at.elapsed() < FAILURE_LIFETIME) {
             *failure = Some((Instant::now(), reason.clone()));
-            let reason = format!("a moment ago: {reason}");
+            let reason = format!("failed a moment ago: {reason}");
             return Err(PipelineError::Fetch { url: self.name(), reason });
         }
         let expected = Some((self.len_bytes, self.checksum));

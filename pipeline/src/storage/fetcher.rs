@@ -22,7 +22,7 @@ use crate::url::ShardUrl;
 const MAX_TEXT_BYTES: u64 = 1 << 28;
 
 /// Advice to the user about an index that does not describe its shard.
-const REINDEX_HINT: &str = "if it was replaced, `ocelli shards index --overwrite` reads it again";
+const REINDEX_HINT: &str = "if it was replaced, rebuild the index with `ocelli shards index --overwrite`";
 
 /// Fetches shards and texts. Shared by threads; clones are handles of the same fetcher.
 #[derive(Clone)]
@@ -82,7 +82,7 @@ impl Fetcher {
         let expected_bytes = expected.map(|(expected_bytes, _)| expected_bytes);
         self.inner.cache.file(name, expected_bytes, |partial| match self.fetch(source, expected, partial) {
             Err(error @ PipelineError::ShardMismatch { .. }) => {
-                tracing::warn!("{error}; fetching it once more");
+                tracing::warn!("{error}; fetching it again");
                 self.fetch(source, expected, partial)
             }
             result => result,
@@ -102,17 +102,18 @@ impl Fetcher {
             if !source.url.is_plain_tar() || partial.is_complete_tar() {
                 return Ok(());
             }
-            let reason = "it does not end as a tar does, and nothing said how long it is: perhaps not all \
-                          of it came";
+            let reason =
+                "it does not end like a tar, and its length is unknown: the download may be incomplete";
             return Err(PipelineError::Fetch { url: source.url.to_string(), reason: reason.into() });
         };
         let (len_bytes, hash) = partial.written();
         if expected_bytes != len_bytes {
-            let reason = format!("it has {len_bytes} bytes, its index says {expected_bytes}; {REINDEX_HINT}");
+            let reason =
+                format!("it has {len_bytes} bytes, but its index says {expected_bytes}; {REINDEX_HINT}");
             return Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason });
         }
         if expected_hash.is_some_and(|expected| expected != hash) {
-            let reason = format!("its checksum differs from its index; {REINDEX_HINT}");
+            let reason = format!("its checksum differs from that in its index; {REINDEX_HINT}");
             return Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason });
         }
         Ok(())

@@ -74,7 +74,7 @@ fn fetch_sidecar(fetcher: &Fetcher, source: &Source) -> Result<Option<ShardIndex
         Err(Failure::Answered(reason)) => reason,
         Err(failure) => return Err(fetch_error(&source.url, failure)),
     };
-    tracing::warn!("{sidecar_url} is no index ({reason}): the shard is read for one");
+    tracing::warn!("{sidecar_url} is not an index ({reason}): reading the shard to build one");
     Ok(None)
 }
 
@@ -85,7 +85,7 @@ fn index_by_reading_shard(
     source: &Source,
     name: &str,
 ) -> Result<ShardIndex, PipelineError> {
-    tracing::info!("{} has no index beside it: it is read once as a whole", source.url);
+    tracing::info!("{} has no index: reading the whole shard once to build one", source.url);
     let file = fetcher.file(source, name, None)?;
     let index = sidecar::build_checked_from(&file, &PathBuf::from(source.url.to_string()));
     if index.is_err() {

@@ -74,7 +74,7 @@ impl Storage {
             }
         }
         if sources.is_empty() {
-            return Err(url::invalid_list(&specs.join(" "), "its lists name no shard".into()));
+            return Err(url::invalid_list(&specs.join(" "), "its lists name no shards".into()));
         }
         Ok(sources)
     }
@@ -94,7 +94,7 @@ impl Storage {
         let actual_bytes = shard.index().shard_bytes;
         match stated_bytes {
             Some(stated_bytes) if stated_bytes != actual_bytes => {
-                let reason = format!("its list says {stated_bytes} bytes, it has {actual_bytes}");
+                let reason = format!("its list says {stated_bytes} bytes, but it has {actual_bytes}");
                 Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason })
             }
             _ => Ok(shard),

@@ -139,8 +139,8 @@ fn find_layout<'c>(
     }
     if images.is_empty() && metadata.num_rows() > 0 {
         return Err(format!(
-            "none of its columns {} holds images in the first {N_PROBED_ROWS} rows: bytes of an image, or a group with a field `bytes`; \
-             --image-column names one",
+            "none of its columns {} holds images (image bytes, or a group with a field `bytes`) in the first \
+             {N_PROBED_ROWS} rows; name one with --image-column",
             column_names.join(", ")
         ));
     }
@@ -152,7 +152,7 @@ fn find_layout<'c>(
         column_names.iter().filter(|column| column.contains("label")).map(String::as_str).collect();
     if label.is_none() && !label_columns.is_empty() {
         tracing::warn!(
-            "{name}: images have no class; --label-column takes one of {}",
+            "{name}: images have no class; choose a column with --label-column: {}",
             label_columns.join(", ")
         );
     }

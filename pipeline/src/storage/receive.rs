@@ -90,7 +90,7 @@ pub(crate) fn receive<'c>(
     if let (Some(md5), Some(stated)) = (md5.map(hex), &source.md5)
         && !md5.eq_ignore_ascii_case(stated)
     {
-        let reason = format!("its list gives MD5 {stated}, it has {md5}");
+        let reason = format!("its list says MD5 {stated}, but it has {md5}");
         return Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason });
     }
     Ok(())
@@ -137,7 +137,7 @@ fn run_command(command: &str, retry: &RetryPolicy, sink: &mut dyn Sink) -> Resul
             Err(Failure::Temporary(reason)) if attempt < COMMAND_ATTEMPTS => {
                 let wait = retry.wait(attempt);
                 let name = display_name_of_command(command);
-                tracing::warn!("{name}: {reason}; again in {:.1} s", wait.as_secs_f64());
+                tracing::warn!("{name}: {reason}; retrying in {:.1} s", wait.as_secs_f64());
                 std::thread::sleep(wait);
             }
             result => return result,

@@ -25,7 +25,7 @@ pub(super) fn verify(
 ) -> Result<(), PipelineError> {
     let name = PathBuf::from(shard.name());
     if !sidecar::walk(file, &name, false)?.has_same_members_as(index) {
-        let reason = "it does not describe what the tar holds".into();
+        let reason = "it does not match the contents of the tar".into();
         return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
     }
     // The MD5 is that of the stored bytes, which are kept only if they are a tar.
@@ -35,7 +35,7 @@ pub(super) fn verify(
     if let (Some(stated), Some(md5)) = (stated_md5, md5)
         && !md5.eq_ignore_ascii_case(stated)
     {
-        let reason = format!("its list gives MD5 {stated}, it has {md5}");
+        let reason = format!("its list says MD5 {stated}, but it has {md5}");
         return Err(PipelineError::ShardMismatch { shard: shard.name(), reason });
     }
     if index.checksum.is_some_and(|checksum| checksum != xxh3) {

@@ -67,7 +67,7 @@ fn collect(
     sources: &mut Vec<Source>,
 ) -> Result<(), PipelineError> {
     if depth > MAX_DEPTH || sources.len() > MAX_SHARDS {
-        let reason = "its lists name one another in a circle, or too many shards".into();
+        let reason = "its lists form a cycle, or name too many shards".into();
         return Err(invalid_list(list, reason));
     }
     let index: Index =
@@ -158,7 +158,7 @@ mod tests {
             ("https://h/y.json", r#""base":"file:///etc","shardlist":[{"url":"passwd"}]"#),
         ];
         for (list, reason) in [
-            ("circle.json", "circle"),
+            ("circle.json", "cycle"),
             ("command.json", "commands"),
             ("https://h/x.json", "cannot name file:"),
             ("https://h/y.json", "cannot name file:"),

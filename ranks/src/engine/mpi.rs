@@ -43,7 +43,7 @@ impl Connector for MpiConnector {
         if site.is_started_by_mpi {
             Ok(())
         } else {
-            Err("MPI has not started the ranks; start them with mpirun or srun --mpi=pmix".into())
+            Err("the ranks were not started by MPI; start them with mpirun or srun --mpi=pmix".into())
         }
     }
 
@@ -60,8 +60,8 @@ impl Connector for MpiConnector {
         let world_size = engine.world_size();
         if (rank, world_size) != (site.rank, site.world_size) {
             let reason = format!(
-                "{} says rank {} of {}, MPI says {rank} of {world_size}: is this program built for the MPI that \
-                 starts it? With srun, say --mpi=pmix",
+                "{} says rank {} of {}, MPI says {rank} of {world_size}: was ocelli built for the MPI that \
+                 starts it? With srun, use --mpi=pmix",
                 site.launcher, site.rank, site.world_size
             );
             return Err(EngineError::Unavailable { engine: "mpi", reason });
@@ -77,7 +77,7 @@ impl Mpi {
     /// [`EngineError::Unavailable`].
     fn start() -> Result<Self, EngineError> {
         let (universe, threading) = mpi::initialize_with_threading(Threading::Funneled)
-            .ok_or_else(|| unavailable("it was started before in this process"))?;
+            .ok_or_else(|| unavailable("it was already started in this process"))?;
         if threading < Threading::Funneled {
             return Err(unavailable("the library was built without support for threads"));
         }

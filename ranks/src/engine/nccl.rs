@@ -78,7 +78,7 @@ fn copy_failed(error: driver::DriverError) -> EngineError {
 /// [`EngineError::Unavailable`].
 fn new_id() -> Result<[u8; ID_BYTES], EngineError> {
     library_version().map_err(|reason| EngineError::Unavailable { engine: "nccl", reason })?;
-    let id = result::get_uniqueid().map_err(|error| failed("making an id for ranks to meet", &error))?;
+    let id = result::get_uniqueid().map_err(|error| failed("creating the id of the communicator", &error))?;
     // The C header says char, which is signed on some machines.
     Ok(id.internal.map(|byte| byte as u8))
 }
@@ -95,7 +95,7 @@ impl Nccl {
             reason: format!("cuda:{device} cannot be used: {error}"),
         })?;
         let stream = driver::stream::create(driver::stream::StreamKind::NonBlocking)
-            .map_err(|error| driver_failed("making a stream", error))?;
+            .map_err(|error| driver_failed("creating a stream", error))?;
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
         let mut communicator = std::ptr::null_mut();
         // SAFETY: the pointer is to a local that outlives the call; a context is current.
@@ -121,7 +121,7 @@ impl Nccl {
         launch: impl FnOnce(sys::ncclComm_t, sys::cudaStream_t) -> Result<(), result::NcclError>,
     ) -> Result<(), EngineError> {
         if self.communicator.is_null() {
-            let reason = "the communicator was given up after an earlier error".into();
+            let reason = "the communicator was aborted after an earlier error".into();
             return Err(EngineError::Failed { engine: "nccl", operation, reason });
         }
         let result = launch(self.communicator, self.stream.cast())
@@ -296,7 +296,7 @@ impl Engine for Nccl {
         let mut id = [0; ID_BYTES];
         id.copy_from_slice(&ids[members[0] * ID_BYTES..][..ID_BYTES]);
         if id == [0; ID_BYTES] {
-            let reason = format!("rank {} could not make an id for its group", members[0]);
+            let reason = format!("rank {} could not create an id for its group", members[0]);
             return Err(EngineError::Failed { engine: "nccl", operation: "split", reason });
         }
         let mut engine = Self::start(id, rank, members.len(), self.device)?;

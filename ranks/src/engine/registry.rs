@@ -63,7 +63,7 @@ impl FromStr for EngineChoice {
             None if text == "auto" => Ok(Self::Auto),
             None => {
                 let names: Vec<&str> = names.by_ref().collect();
-                Err(format!("{text:?} names no engine: say auto, {}", names.join(" or ")))
+                Err(format!("unknown engine {text:?}: expected auto, {}", names.join(" or ")))
             }
         }
     }
@@ -158,7 +158,7 @@ fn agree(
             refused.push((connector.name(), result.clone().err().unwrap_or(other)));
         } else if connector.needs_own_device() && !have_own_devices {
             let reason = format!(
-                "two ranks have the same device, which it does not support; say --engine {}",
+                "two ranks have the same device, which it does not support; use --engine {}",
                 meeting.name()
             );
             refused.push((connector.name(), reason));
@@ -181,7 +181,7 @@ fn check_kinds(ranks: &[&[u8]]) -> Result<(), EngineError> {
     let Some(other) = ranks.iter().position(|rank| rank[0] != ranks[0][0]) else { return Ok(()) };
     let first_kind = kind_name(ranks[0][0]);
     let other_kind = kind_name(ranks[other][0]);
-    let reason = format!("rank 0 computes on {first_kind}, rank {other} on {other_kind}; say --device");
+    let reason = format!("rank 0 computes on {first_kind}, rank {other} on {other_kind}; give --device");
     Err(EngineError::Unavailable { engine: "ranks", reason })
 }
 
@@ -203,7 +203,7 @@ fn no_engine(site: &Site, refused: &[(&'static str, String)]) -> EngineError {
     let reasons: Vec<String> = refused.iter().map(|(engine, reason)| format!("{engine}: {reason}")).collect();
     let Site { launcher, rank, world_size, .. } = site;
     let reason = format!(
-        "{launcher} says rank {rank} of {world_size}, and no engine can connect the ranks: {}",
+        "{launcher} says rank {rank} of {world_size}, but no engine can connect the ranks: {}",
         reasons.join("; ")
     );
     EngineError::Unavailable { engine: "ranks", reason }
@@ -467,7 +467,7 @@ mod tests {
         let [error, _] = started_engines([&unusable("a"), &unusable("b")], two_devices(), [AUTO; 2]);
         assert_eq!(
             error,
-            "ranks: test says rank 0 of 2, and no engine can connect the ranks: a: no a at hand; b: no b at hand"
+            "ranks: test says rank 0 of 2, but no engine can connect the ranks: a: no a at hand; b: no b at hand"
         );
         assert_eq!("mpi".parse(), Ok(EngineChoice::Named("mpi")));
         assert!("ucx".parse::<EngineChoice>().unwrap_err().contains("auto, nccl or mpi"));

@@ -137,7 +137,8 @@ impl Rendezvous {
                     }
                 }
                 let seconds = self.deadline.as_secs();
-                let reason = format!("after {seconds} s these ranks have not come: {}", missing.join(", "));
+                let reason =
+                    format!("after {seconds} s these ranks are still missing: {}", missing.join(", "));
                 return Err(Refusal { reason, is_contradiction: false });
             }
             let Ok((stream, _)) = listener.accept() else {
@@ -148,7 +149,7 @@ impl Rendezvous {
             let Participant { rank, world_size, device } = participant;
             let contradiction = if world_size != local.world_size || rank == 0 || rank >= local.world_size {
                 Some(format!(
-                    "a process says that it is rank {rank} of {world_size}, and there are {}",
+                    "a process says that it is rank {rank} of {world_size}, but there are {}",
                     local.world_size
                 ))
             } else if connections.iter().any(|(other, _)| other.rank == rank) {
@@ -191,7 +192,7 @@ impl Rendezvous {
         stream.read_exact(&mut head).map_err(|error| self.no_answer(&error))?;
         let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
         if head[0] > 1 || len > MAX_BYTES {
-            return Err(self.inconsistent("something else than rank 0 answers there"));
+            return Err(self.inconsistent("something other than rank 0 answers there"));
         }
         let mut message = vec![0; len];
         stream.read_exact(&mut message).map_err(|error| self.no_answer(&error))?;
@@ -284,7 +285,7 @@ mod tests {
             let other = scope.spawn(|| meeting.share(participant(2, 4), message).unwrap_err().to_string());
             let error = meeting.share(participant(0, 4), message).unwrap_err();
             assert!(matches!(error, EngineError::Failed { .. }), "trying again may help: {error}");
-            assert!(error.to_string().contains("have not come: 1, 3"), "{error}");
+            assert!(error.to_string().contains("still missing: 1, 3"), "{error}");
             let error = other.join().unwrap();
             assert!(error.contains("rank 0 says") && error.contains("1, 3"), "{error}");
         });

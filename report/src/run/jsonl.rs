@@ -40,7 +40,7 @@ fn warn_of_damage(path: &Path, lines: &[&[u8]]) {
         .filter(|line| !line.is_empty() && serde_json::from_slice::<IgnoredAny>(line).is_err())
         .count();
     if n > 0 {
-        tracing::warn!("{}: {n} lines cannot be read and are left out", path.display());
+        tracing::warn!("{}: skipping {n} lines that cannot be read", path.display());
     }
 }
 

@@ -1,6 +1,6 @@
-"""The program ocelli in Python: its backbones, its features and its runs.
+"""Python interface of the program ocelli: training, features, backbones and runs.
 
-Everything here calls the program, which the wheel puts on PATH, so that both always agree.
+Everything here calls the program, which the wheel puts on PATH, so results are always the same.
 """
 
 import collections
@@ -17,7 +17,7 @@ __all__ = ["embed", "load", "pretrain", "program", "runs"]
 
 
 def program():
-    """The path of the program: `OCELLI`, or what the wheel has installed, or what is on PATH."""
+    """Returns the path of the program: `OCELLI`, else the one the wheel installed, else the one on PATH."""
     if "OCELLI" in os.environ:
         return os.environ["OCELLI"]
     beside = Path(sys.executable).with_name("ocelli")
@@ -28,7 +28,7 @@ def program():
 
 
 def _run(*args):
-    """Standard output of the program; its last words are the error's where it fails."""
+    """Runs the program and returns its standard output; raises RuntimeError with its messages if it fails."""
     done = subprocess.run([program(), *map(str, args)], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(done.stderr.strip() or f"ocelli ended with {done.returncode}")
@@ -36,12 +36,13 @@ def _run(*args):
 
 
 def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True):
-    """Trains `recipe` on `images`, and returns a dictionary with `steps`, `seconds` and `workdir`.
+    """Trains `recipe` on `images` and returns a dictionary with `steps`, `seconds` and `workdir`.
 
-    `recipe` is the name or the file of a recipe; `images` a folder, a list of shards, or what else `ocelli pretrain --shards`
-    takes; `settings` a dictionary of recipe keys and values, such as `{"optim.batch_size": 32}`. The same call continues a run.
-    Warnings are printed, and progress as a bar where tqdm is installed, in a notebook too, else as a line a second. An interrupt ends the run
-    with a checkpoint, and raises KeyboardInterrupt.
+    `recipe` is the name or file of a recipe; `images` is a folder, a list of shards, or anything else that
+    `ocelli pretrain --shards` takes; `settings` is a dictionary of recipe keys and values, such as
+    `{"optim.batch_size": 32}`. Calling it again with the same arguments resumes the run. Warnings are printed;
+    progress is shown as a bar if tqdm is installed (also in notebooks), otherwise as a line per second. An interrupt
+    saves a checkpoint, ends the run, and raises KeyboardInterrupt.
     """
     images = [images] if isinstance(images, (str, os.PathLike)) else images
     command = [program(), "pretrain", "--recipe", recipe, "--shards", *images, "--workdir", workdir, "--json", *flags]
@@ -79,7 +80,7 @@ def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True)
 
 
 class _Progress:
-    """Progress of a run from the messages of the program."""
+    """Shows a run's progress from the messages of the program."""
 
     def __init__(self, is_shown):
         self.bar = None
@@ -91,7 +92,7 @@ class _Progress:
         self.tqdm = tqdm
 
     def line(self, line):
-        """Shows a message; returns its text."""
+        """Shows a message and returns its text."""
         try:
             said = json.loads(line)
             level, text = said["level"], said["message"]
@@ -112,10 +113,11 @@ class _Progress:
 
 
 def load(path, *flags):
-    """The backbone of `path` as a torch module in evaluation mode, which maps `[B, 3, H, W]` to `[B, D]`.
+    """Returns the backbone of `path` as a torch module in evaluation mode, which maps `[B, 3, H, W]` to `[B, D]`.
 
-    `path` is a run, a checkpoint, or weights: what `ocelli export --checkpoint` takes. `module.preprocessing` has mean,
-    std, size and crop share. Needs torch and timm. `flags` go to `ocelli export`, such as `"--network", "student"`.
+    `path` is a run, a checkpoint or weights, as for `ocelli export --checkpoint`. `module.preprocessing` has mean, std,
+    size, crop share and interpolation. Needs torch and timm. `flags` are passed to `ocelli export`, such as
+    `"--network", "student"`.
     """
     import timm
 
@@ -135,9 +137,10 @@ def load(path, *flags):
 
 
 def embed(path, images, *flags):
-    """Features of `images`, `[N, D]` float32, and their names in the same order.
+    """Returns the features of `images`, `[N, D]` float32, and the image names in the same order.
 
-    `path` is as for `load`; `images` a folder, or a list of paths. `flags` go to `ocelli embed`, such as `"--patches"`.
+    `path` is as for `load`; `images` is a folder or a list of paths. `flags` are passed to `ocelli embed`, such as
+    `"--patches"`.
     """
     import numpy as np
 
@@ -153,7 +156,7 @@ def embed(path, images, *flags):
 
 
 def runs(folder):
-    """The runs below `folder`: a pandas table where pandas is installed, else a list of dictionaries."""
+    """Returns the runs below `folder`: a pandas DataFrame if pandas is installed, else a list of dictionaries."""
     found = json.loads(_run("runs", folder, "--json").strip().splitlines()[-1])
     rows = found if isinstance(found, list) else found["runs"]
     try:

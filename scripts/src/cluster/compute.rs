@@ -16,12 +16,12 @@ pub(crate) fn launch() -> Result<Launch, LaunchError> {
 /// Flags for the device and the engine.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ComputeFlags {
-    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` is the NVIDIA GPU of the local rank if there
-    /// is one, otherwise the CPU.
+    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` uses the local rank's NVIDIA GPU if there is
+    /// one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     pub(crate) device: DeviceChoice,
-    /// Engine between ranks: auto, mpi or nccl (`ocelli doctor` lists them). `auto` is NCCL if
-    /// every rank has a GPU of its own, otherwise MPI.
+    /// Communication engine: auto, mpi or nccl (`ocelli doctor` lists them). `auto` uses NCCL if
+    /// every rank has its own GPU, otherwise MPI.
     #[arg(long, default_value = "auto")]
     pub(crate) engine: EngineChoice,
 }
@@ -29,8 +29,8 @@ pub(crate) struct ComputeFlags {
 /// Flag for the device of verbs that run as one process.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct DeviceFlag {
-    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` is an NVIDIA GPU if there is one, otherwise
-    /// the CPU.
+    /// Device: auto, cpu, cuda, cuda:1 or wgpu. `auto` uses an NVIDIA GPU if there is one,
+    /// otherwise the CPU.
     #[arg(long, default_value = "auto")]
     device: DeviceChoice,
 }
@@ -97,12 +97,12 @@ fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {
     match &opened.fallback_error {
         // A build without GPU support is not expected to find one.
         None | Some(DeviceError::NotBuilt { .. }) => {}
-        Some(error) => say(format!("on the CPU: {error}")),
+        Some(error) => say(format!("using the CPU: {error}")),
     }
     if opened.kind != DeviceKind::Cpu {
         match launch.world_size {
-            1 => say(format!("on {}", opened.name)),
-            _ => say(format!("rank {} on {}", launch.rank, opened.name)),
+            1 => say(format!("using {}", opened.name)),
+            _ => say(format!("rank {} uses {}", launch.rank, opened.name)),
         }
     }
     Ok(opened)

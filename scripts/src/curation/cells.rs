@@ -20,8 +20,8 @@ const ROWS_PER_CELL: usize = 1000;
 /// Flags of cells.
 #[derive(clap::Args)]
 pub(crate) struct CellFlags {
-    /// Number of k-means cells; only images of the same cell are compared. With 1, all pairs are
-    /// [default: 1 for up to 50,000 images, otherwise one for each 1,000 images].
+    /// Number of k-means cells; only images in the same cell are compared. With 1, all pairs are
+    /// compared [default: 1 for up to 50,000 images, otherwise one per 1,000 images].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     cells: Option<u32>,
     #[command(flatten)]

@@ -33,24 +33,23 @@ const MEASURED_CENTERS: usize = 512;
 /// Flags of clusters.
 #[derive(clap::Args)]
 pub(crate) struct ClusterFlags {
-    /// Number of clusters of each level, the lowest first, with commas [default: a fiftieth of the
-    /// images, and a tenth of that].
+    /// Clusters per level, lowest first, comma-separated [default: n/50,n/500 for n images].
     #[arg(long, value_delimiter = ',', value_name = "N")]
     clusters: Vec<usize>,
-    /// Number of clusters into which each of a level is split, by level, with commas; 1 leaves them
-    /// whole [default: 1].
+    /// Number of clusters to split each cluster into, per level, comma-separated; 1 does not split
+    /// [default: 1].
     #[arg(long, value_delimiter = ',', value_name = "N")]
     splits: Vec<usize>,
-    /// Number of rows of each cluster, those nearest to its center, by which centers are computed
-    /// again (resampling), by level, with commas. This spreads centers more evenly than the images
-    /// are; with 1, it is left out [default: half of the mean size of a cluster].
+    /// Resampling: recompute centers from this many rows nearest to each center, per level,
+    /// comma-separated. It spreads centers more evenly than the images; 1 disables it [default:
+    /// half the mean cluster size].
     #[arg(long, value_delimiter = ',', value_name = "N")]
     resample_rows: Vec<usize>,
-    /// Number of times that centers are computed again.
+    /// Number of resampling rounds.
     #[arg(long, default_value_t = 10, value_name = "N")]
     resample_times: usize,
-    /// Clusters of another folder that `ocelli curate` has written for the same features, in place
-    /// of new ones.
+    /// Reuse the clusters in this output folder of `ocelli curate`, computed from the same
+    /// features.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["clusters", "splits", "resample_rows"])]
     clusters_of: Option<PathBuf>,
     #[command(flatten)]
@@ -60,15 +59,15 @@ pub(crate) struct ClusterFlags {
 /// Flags of k-means.
 #[derive(clap::Args)]
 pub(crate) struct KMeansFlags {
-    /// Largest number of iterations of k-means.
+    /// Maximum number of k-means iterations.
     #[arg(long, default_value_t = 50, value_name = "N")]
     pub(crate) iterations: usize,
-    /// Seed of centers and of random choices.
+    /// Seed for centers and random choices.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
-    /// Gigabytes of memory that each process may use besides features, which .npy of 32 bits and
-    /// .safetensors leave in their files [default: all that is available on the machine; give it
-    /// where several processes share one].
+    /// Memory limit per process in GB, not counting features, which 32-bit .npy and .safetensors
+    /// files leave on disk [default: all available memory; set it if several processes share a
+    /// machine].
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     memory_gb: Option<f64>,
 }
@@ -133,7 +132,7 @@ fn level_values(given: &[usize], n_levels: usize, name: &str) -> anyhow::Result<
     match given.len() {
         0 => Ok(vec![None; n_levels]),
         n if n == n_levels => Ok(given.iter().copied().map(Some).collect()),
-        n => bail!("--{name} has {n} numbers, and there are {n_levels} levels: give one for each"),
+        n => bail!("--{name} has {n} numbers for {n_levels} levels: pass one per level"),
     }
 }
 
@@ -172,8 +171,8 @@ pub(crate) fn run(
         start = read_centers(&unfinished, rows.width());
         if let Some(centers) = &start {
             say(match centers.n_resamplings {
-                0 => format!("going on after iteration {} of k-means", centers.n_iterations),
-                n => format!("going on after resampling {n}"),
+                0 => format!("continuing after iteration {} of k-means", centers.n_iterations),
+                n => format!("continuing after resampling {n}"),
             });
         }
     }
@@ -231,8 +230,8 @@ fn check_memory(settings: &HierarchySettings, rows: &FeatureRows, flags: &KMeans
     let limit = flags.memory_gb.map(|gb| gb * 1e9).or_else(available_bytes);
     match limit {
         Some(limit) if needed > limit => bail!(
-            "{} clusters of {} rows of {} need about {:.1} GB of memory, and {:.1} GB may be used: take fewer clusters, and --splits \
-             to divide them",
+            "{} clusters of {} rows of width {} need about {:.1} GB of memory, but only {:.1} GB may be used: use fewer clusters, and split \
+             them with --splits",
             k,
             rows.len(),
             rows.width(),
@@ -260,7 +259,7 @@ fn print_cost(settings: &HierarchySettings, rows: &FeatureRows, n_ranks: usize) 
     let duration = if seconds < 2.0 {
         String::new()
     } else {
-        format!(": at most {}, at {:.0} GFLOP/s of this machine", format_duration(seconds), per_s / 1e9)
+        format!(": takes at most {} at this machine's {:.0} GFLOP/s", format_duration(seconds), per_s / 1e9)
     };
     say(format!("{n} x {d} features into {numbers} clusters{duration}"));
 }

@@ -29,7 +29,7 @@ pub(crate) fn share_of_work(
     let work = parts.work_alone(launch)?;
     if work != Work::Whole && input.computes_features() {
         bail!(
-            "--part and --join need --features and --like-features: `ocelli embed` computes them, in parts too"
+            "--part and --join need --features and --like-features: compute them with `ocelli embed`, which can also run in parts"
         );
     }
     work.check_overwrite(output.overwrites())?;

@@ -23,7 +23,7 @@ pub(crate) fn groups(
         None if column == "class" => {
             names.iter().map(|name| name.class.clone().unwrap_or_else(|| NONE.into())).collect()
         }
-        None => bail!("--by {column}: only `class` needs no --list"),
+        None => bail!("--by {column} needs --list; only `class` works without it"),
         Some(path) => {
             let list = Column::read(path, column)?;
             let mut values = Vec::with_capacity(names.len());
@@ -35,7 +35,7 @@ pub(crate) fn groups(
         }
     };
     if values.iter().all(|value| value == NONE) {
-        bail!("no image has a value in the column {column}");
+        bail!("no image has a value in column {column}");
     }
     let mut numbers: BTreeMap<&str, u32> = values.iter().map(|value| (value.as_str(), 0)).collect();
     for (number, value) in (0..).zip(numbers.values_mut()) {

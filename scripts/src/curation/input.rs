@@ -25,16 +25,15 @@ use ranks::launch::Launch;
 /// Flags for features and their images.
 #[derive(clap::Args)]
 pub(crate) struct InputFlags {
-    /// Files of features: .npy, .parquet or .safetensors, as `ocelli embed` writes them; several
-    /// are one set.
+    /// Feature files from `ocelli embed`: .npy, .parquet or .safetensors. Several files form one
+    /// set.
     #[arg(long, num_args = 1.., value_name = "FILE", required_unless_present = "checkpoint", conflicts_with = "checkpoint")]
     features: Vec<PathBuf>,
-    /// Network that computes the features instead: a run, a checkpoint, or weights, as for `ocelli
-    /// embed`.
+    /// Network to compute the features with: a run, a checkpoint or weights, as for `ocelli embed`.
     #[arg(long, requires = "shards")]
     checkpoint: Option<PathBuf>,
-    /// Images that the features are of: shards or folders. Needed for --checkpoint and --pack, for
-    /// pictures, and for choosing the best of several copies.
+    /// Images that the features belong to: shards or folders. Required for --checkpoint, --pack,
+    /// pictures, and picking the best of several copies.
     #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER")]
     shards: Vec<String>,
     #[command(flatten)]
@@ -114,7 +113,7 @@ impl InputFlags {
         match (&self.checkpoint, dataset) {
             (Some(_), Some(_)) if launch.world_size > 1 => {
                 bail!(
-                    "over several ranks, --features is needed: `ocelli embed` computes them, over ranks too"
+                    "--features is required with several ranks: compute them with `ocelli embed`, which can also run on several ranks"
                 )
             }
             (Some(checkpoint), Some(dataset)) => {
@@ -134,7 +133,7 @@ impl InputFlags {
         folder: &Path,
     ) -> anyhow::Result<Input> {
         let Some(checkpoint) = &self.checkpoint else {
-            bail!("--like needs --checkpoint, or give --like-features")
+            bail!("--like needs --checkpoint; otherwise, pass --like-features")
         };
         let dataset = Arc::new(open_dataset(specs, storage)?);
         self.compute_features(checkpoint, dataset, specs, metric, launch, storage, folder)
@@ -174,7 +173,7 @@ impl InputFlags {
         let n_bad = images.len() - table.len();
         if n_bad > 0 {
             crate::console::say(format!(
-                "warning: {n_bad} images cannot be used and are left out; `ocelli shards verify` says why"
+                "warning: {n_bad} unusable images are skipped; run `ocelli shards verify` to see why"
             ));
         }
         let weights = format!("{:016x}", open.network.fingerprint());
@@ -217,10 +216,10 @@ pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result
         match &first {
             None => first = Some((width, weights)),
             Some((other, _)) if *other != width => {
-                bail!("{} has rows of {width}, {} of {other}", path.display(), paths[0].display())
+                bail!("{} has rows of width {width}, but {} has {other}", path.display(), paths[0].display())
             }
             Some((_, other)) if *other != weights => {
-                bail!("{} and {} are features of different weights", path.display(), paths[0].display())
+                bail!("{} and {} were computed with different weights", path.display(), paths[0].display())
             }
             Some(_) => {}
         }
@@ -237,9 +236,9 @@ pub(crate) fn read_features(paths: &[PathBuf], metric: Metric) -> anyhow::Result
         }
         parts.push(Arc::new(TableRows(file.table)));
     }
-    let Some((width, weights)) = first else { bail!("--features names no file") };
+    let Some((width, weights)) = first else { bail!("--features matches no file") };
     if u32::try_from(names.len()).is_err() {
-        bail!("{} rows of features: at most 2^32 can be curated at once", names.len());
+        bail!("{} feature rows: at most 2^32 can be curated at once", names.len());
     }
     let rows = FeatureRows::new(width, parts, metric)?;
     let identity = vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": weights })];

@@ -32,11 +32,11 @@ pub(super) fn match_images(dataset: &Dataset, names: &[ImageName]) -> anyhow::Re
         match candidates.as_slice() {
             [sample] => samples.push(*sample),
             [] => bail!(
-                "row {row} of the features is of {}, which is not among the images: they are features of other images",
+                "feature row {row} belongs to {}, which is not among the images: these are features of other images",
                 describe(name)
             ),
             several => bail!(
-                "row {row} of the features is of {}, and {} of the images are called so: name the shards as they were named when the \
+                "feature row {row} belongs to {}, but {} of the images have that name: name the shards as they were named when the \
                  features were computed",
                 describe(name),
                 several.len()

@@ -13,11 +13,11 @@ use ranks::launch::Launch;
 /// Flags for the other images.
 #[derive(clap::Args)]
 pub(crate) struct OtherFlags {
-    /// Images to compare with, such as queries or an evaluation set: shards or folders, whose
-    /// features --checkpoint computes.
+    /// Images to compare with, such as queries or an evaluation set: shards or folders. Their
+    /// features are computed with --checkpoint.
     #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER", requires = "checkpoint", required_unless_present = "like_features", conflicts_with = "like_features")]
     like: Vec<String>,
-    /// Files of features of the images to compare with, by the same network, instead of --like.
+    /// Feature files of the images to compare with, from the same network, instead of --like.
     #[arg(long, num_args = 1.., value_name = "FILE")]
     like_features: Vec<PathBuf>,
 }
@@ -39,7 +39,7 @@ impl OtherFlags {
         if let (Some(weights), Some(other_weights)) = (&input.weights, &others.weights)
             && weights != other_weights
         {
-            bail!("the features are of other weights than those of the images that they are compared with");
+            bail!("the features to compare were computed with different weights");
         }
         if others.rows.width() != input.rows.width() {
             let width = others.rows.width();

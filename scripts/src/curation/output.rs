@@ -49,22 +49,23 @@ pub(crate) const QUALITIES: &str = "quality.txt";
 /// Flags of the output.
 #[derive(clap::Args)]
 pub(crate) struct OutputFlags {
-    /// Folder to write lists, pictures and shards to. A call that was stopped continues there.
+    /// Output folder for lists, pictures and shards. Rerun a stopped command with the same folder
+    /// to continue it.
     #[arg(long)]
     pub(crate) out: PathBuf,
-    /// Write the kept images as shards into the folder, with their names, labels and all other
+    /// Also write the kept images to the folder as shards, with their keys, labels and all other
     /// members.
     #[arg(long, requires = "shards")]
     pub(crate) pack: bool,
-    /// Prefix of the shards' names.
+    /// Prefix of the shard names.
     #[arg(long, default_value = "train")]
     prefix: String,
     #[command(flatten)]
     limits: LimitFlags,
-    /// Start over in a folder that holds the output of another call, which is deleted.
+    /// Delete the output of another call in the folder and start over.
     #[arg(long)]
     overwrite: bool,
-    /// End with one line of JSON: images, kept, shards, and numbers of the verb.
+    /// Print a line of JSON at the end: images, kept, shards, and fields specific to the command.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -147,7 +148,7 @@ impl OutputFlags {
         for name in RESULTS {
             if self.out.join(name).exists() {
                 bail!(
-                    "{} has a {name} that is none of this program's; choose another --out",
+                    "{}: refusing to overwrite {name}, which ocelli did not write; choose another --out",
                     self.out.display()
                 );
             }
@@ -248,7 +249,7 @@ impl Output<'_> {
         let samples: Vec<_> =
             (0..kept.len()).filter(|row| kept[*row]).map(|row| images.locate(row)).collect();
         if samples.is_empty() {
-            bail!("no image is kept");
+            bail!("no images are kept");
         }
         copy_class_names(&images.specs, self.storage, &self.flags.out)?;
         let progress = ItemBar::new("pack");

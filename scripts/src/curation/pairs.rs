@@ -86,7 +86,7 @@ pub(crate) fn draw_matches(
     if rows.is_empty() {
         return Ok(false);
     }
-    image_pairs(path, &rows, &format!("pairs by similarity; red: left out at {threshold}"))?;
+    image_pairs(path, &rows, &format!("pairs by similarity; red: dropped at {threshold}"))?;
     Ok(true)
 }
 

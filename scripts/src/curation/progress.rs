@@ -75,7 +75,7 @@ impl Progress for Bars {
         }
         *saved = Saved { at: Instant::now(), n_resamplings };
         if let Err(error) = save_centers(path, centers, *width) {
-            say(format!("warning: centers are not saved, {}: {error}", path.display()));
+            say(format!("warning: could not save centers to {}: {error}", path.display()));
         }
     }
 }

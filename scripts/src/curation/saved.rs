@@ -91,7 +91,7 @@ pub(super) fn read_centers(path: &Path, width: usize) -> Option<Centers> {
     let file = SafeTensors::deserialize(&bytes).ok()?;
     let name = if n_resamplings == 0 { "n_iterations" } else { "n_resamplings" };
     if !has_valid_checksum(&file, texts, name, texts.get(name)?) {
-        tracing::warn!("{} is damaged: its clusters are found anew", path.display());
+        tracing::warn!("{} is damaged: recomputing its clusters", path.display());
         return None;
     }
     let tensor = file.tensor("centers").ok().filter(|tensor| tensor.shape().get(1) == Some(&width))?;
@@ -141,7 +141,7 @@ fn hex_fingerprint(rows: &FeatureRows) -> String {
 /// Describes a file of clusters that cannot be used.
 fn damage(path: &Path) -> String {
     format!(
-        "{} is damaged, of an earlier release, or no file of clusters: remove it, and cluster again",
+        "{} is damaged, from an older release, or not a cluster file: remove it and cluster again",
         path.display()
     )
 }
@@ -164,7 +164,11 @@ pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy>
         let Ok(tensor) = file.tensor(&format!("level{level}.centers")) else { break };
         let [k, width] = *tensor.shape() else { bail!(damage(path)) };
         if width != rows.width() {
-            bail!("{} has centers of {width} numbers, the features have {}", path.display(), rows.width());
+            bail!(
+                "{} has centers of width {width}, but the features have width {}",
+                path.display(),
+                rows.width()
+            );
         }
         centers.push(bytemuck::pod_collect_to_vec(tensor.data()));
         n_clusters.push(k);
@@ -180,10 +184,10 @@ pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy>
     }
     if !is_tree {
         let n = parents.first().map_or(0, Vec::len);
-        bail!("{} has clusters of {n} rows, and there are {} features", path.display(), rows.len());
+        bail!("{} has clusters of {n} rows, but there are {} features", path.display(), rows.len());
     }
     if description["features"] != json!(hex_fingerprint(rows)) {
-        bail!("{} has clusters of other features", path.display());
+        bail!("{} has clusters computed from other features", path.display());
     }
     let metric = metric_name(rows);
     if description["metric"] != json!(metric) {

@@ -6,9 +6,9 @@ const EQUAL: f32 = 1.0 - 1e-6;
 /// Flag of the threshold.
 #[derive(clap::Args)]
 pub(crate) struct ThresholdFlag {
-    /// Cosine similarity from which on two images are too much alike. What it should be depends on
-    /// the network and on the images: where both are given, and not only their features, pairs.png
-    /// shows pairs above and below it.
+    /// Cosine similarity at or above which two images are too similar. The right value depends on
+    /// the network and the images; if images are given (not only features), pairs.png shows pairs
+    /// above and below it.
     #[arg(long, default_value_t = 0.95, value_name = "COSINE", value_parser = cosine)]
     pub(crate) threshold: f32,
 }
@@ -23,6 +23,6 @@ impl ThresholdFlag {
 fn cosine(text: &str) -> Result<f32, String> {
     match text.parse() {
         Ok(value) if value > -1.0 && value <= 1.0 => Ok(value),
-        _ => Err("expected a cosine similarity, above -1 and at most 1".into()),
+        _ => Err("expected a cosine similarity above -1 and at most 1".into()),
     }
 }

@@ -11,8 +11,8 @@ use crate::progress::bar;
 /// Flags of the cache of features.
 #[derive(clap::Args)]
 pub(crate) struct CacheFlags {
-    /// Gigabytes of features kept for later evaluations of the same weights and images; 0 keeps
-    /// none.
+    /// Size of the feature cache in GB, for later evaluations of the same weights and images; 0
+    /// disables it.
     #[arg(long, env = "OCELLI_FEATURES_GB", value_name = "GB", default_value_t = 20.0)]
     features_gb: f64,
 }
@@ -29,19 +29,19 @@ impl CacheFlags {
 #[derive(clap::Args)]
 pub(crate) struct ProtocolFlags {
     /// Protocols: knn, linear-honest, linear-dino, linear-dinov2 (as published: hours to days),
-    /// linear-dinov2-features (the same heads on features made once), logreg, few-shot,
-    /// segmentation; several with commas.
+    /// linear-dinov2-features (the same heads on features computed once), logreg, few-shot,
+    /// segmentation; comma-separated.
     #[arg(long, value_delimiter = ',', default_values = ["knn", "linear-honest"])]
     protocol: Vec<String>,
-    /// Setting of a protocol, such as knn.k=5,20 or linear-honest.epochs=20; may be given several
-    /// times. A setting that does not exist is refused with those that do.
+    /// Setting of a protocol, such as knn.k=5,20 or linear-honest.epochs=20. Can be repeated. An
+    /// unknown setting prints a list of valid ones.
     #[arg(long = "set", value_name = "PROTOCOL.KEY=VALUE")]
     settings: Vec<String>,
-    /// Search the neighbors of each test image among the other test images, without a training set
+    /// Search each test image's neighbors among the other test images, without a training set
     /// (knn).
     #[arg(long)]
     pub(crate) leave_one_out: bool,
-    /// Seed of orders, initial weights and draws.
+    /// Seed for data order, initial weights and sampling.
     #[arg(long, default_value_t = 0)]
     pub(crate) seed: u64,
 }
@@ -54,7 +54,7 @@ impl ProtocolFlags {
             chosen.push(Protocol::named(name).map_err(anyhow::Error::msg)?);
         }
         if self.leave_one_out && chosen.iter().any(|protocol| !matches!(protocol, Protocol::Knn(_))) {
-            bail!("--leave-one-out is for knn alone: --protocol knn");
+            bail!("--leave-one-out works only with knn: pass --protocol knn");
         }
         let leave_one_out = self.leave_one_out.then(|| "knn.leave_one_out=true".to_string());
         for entry in self.settings.iter().chain(&leave_one_out) {
@@ -62,7 +62,10 @@ impl ProtocolFlags {
             let Some(protocol) = chosen.iter_mut().find(|protocol| protocol.name() == name) else {
                 // The message for an unknown name lists the known ones.
                 Protocol::named(name).map_err(anyhow::Error::msg)?;
-                bail!("--set {entry}: {name} is not among the protocols, {}", self.protocol.join(", "));
+                bail!(
+                    "--set {entry}: {name} is not one of the selected protocols ({})",
+                    self.protocol.join(", ")
+                );
             };
             *protocol =
                 protocol.with(key, &value).map_err(|error| anyhow::anyhow!("--set {entry}: {error}"))?;

@@ -56,7 +56,7 @@ impl Probe for InTraining {
         let rows = rows(&scores, &self.split, &self.about(network, step)?);
         // The run writes the scores to TensorBoard.
         if let Err(error) = record::add(&self.workdir, step, &rows, &[]) {
-            say(format!("warning: the scores of step {step} are not among the evaluations: {error:#}"));
+            say(format!("warning: could not record the scores of step {step}: {error:#}"));
         }
         Ok(scores.by_name().collect())
     }

@@ -17,15 +17,15 @@ use session::machine;
 /// Flags for the choice of the network and for its preprocessing.
 #[derive(Default, clap::Args)]
 pub(crate) struct NetworkFlags {
-    /// Network of a run, by its name, such as student [default: the one that its method evaluates].
+    /// Network of a run, by name, such as student [default: the one its method evaluates].
     #[arg(long, value_name = "NAME")]
     pub(crate) network: Option<String>,
-    /// Side of the square that the network sees, in place of the model's.
+    /// Input image size in pixels, instead of the model's.
     #[arg(long, value_name = "PX")]
     pub(crate) image_px: Option<u32>,
-    /// Length of the short side after the resize, before the square is cut out [default: what the
-    /// configuration of the weights says, else 256/224 of the square's side; the side itself for
-    /// logreg]. With the model's size, thumbnails are not resized.
+    /// Short side after resizing, before the center crop [default: from the configuration of the
+    /// weights, else 256/224 of the crop; for logreg, the crop]. Set it to the model's size to
+    /// leave thumbnails unresized.
     #[arg(long, value_name = "PX")]
     pub(crate) resize_px: Option<u32>,
     #[command(flatten)]
@@ -80,7 +80,7 @@ fn check_memory(network: &Network, device: &Device, size_px: u32) -> anyhow::Res
     let needed = network.image_bytes(size_px as usize);
     match machine::available_bytes() {
         Some(bytes) if *device == Device::flex() && needed > bytes => bail!(
-            "an image of {size_px} px takes {:.1} GB in this network, and {:.1} GB are free: --image-px makes it smaller",
+            "an image of {size_px} px needs {:.1} GB in this network, but only {:.1} GB are free: pass a smaller --image-px",
             needed / 1e9,
             bytes / 1e9
         ),
@@ -116,7 +116,7 @@ impl OpenNetwork {
         if size_px == usual_px {
             return Vec::new();
         }
-        vec![format!("the network was made for images of {usual_px} px and sees {size_px} px")]
+        vec![format!("the network expects {usual_px} px images but gets {size_px} px")]
     }
 
     /// Returns the metadata that accompanies every result.

@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 /// Flags of shards that hold chosen samples.
 #[derive(clap::Args)]
 pub(crate) struct LimitFlags {
-    /// Largest number of samples of a shard.
+    /// Maximum number of samples per shard.
     #[arg(long, default_value_t = 10_000)]
     samples_per_shard: u64,
-    /// Largest size of a shard, in bytes.
+    /// Maximum size of a shard, in bytes.
     #[arg(long, default_value_t = 1 << 30)]
     bytes_per_shard: u64,
-    /// Give samples new keys, by number. Needed if different shards have the same keys.
+    /// Give samples new, numbered keys. Needed if different shards have the same keys.
     #[arg(long)]
     pub(crate) renumber: bool,
 }

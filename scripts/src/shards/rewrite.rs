@@ -11,13 +11,13 @@ pub(crate) struct RewriteFlags {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     pub(crate) shards: Vec<String>,
-    /// Folder that receives the shards, which keep their names, and lists.
+    /// Output folder for the shards, which keep their names, and for lists.
     #[arg(long)]
     pub(crate) out: PathBuf,
-    /// Start over in a folder that holds the output of another job of this kind, which is deleted.
+    /// Delete the output of another such job in the folder and start over.
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -26,10 +26,10 @@ pub(crate) struct RewriteFlags {
 pub(crate) fn print_totals(totals: &RewriteTotals, json: bool) {
     let existing = match totals.n_existing_shards {
         0 => String::new(),
-        n => format!(", {n} there already"),
+        n => format!(", {n} already done"),
     };
     out!(
-        "{} shard(s) written{existing}: {} samples as they were, {} changed, {} left out; {:.1} MB of {:.1} MB",
+        "{} shard(s) written{existing}: {} samples unchanged, {} changed, {} dropped; {:.1} MB of {:.1} MB",
         totals.n_shards,
         totals.n_kept,
         totals.n_replaced,
@@ -38,7 +38,7 @@ pub(crate) fn print_totals(totals: &RewriteTotals, json: bool) {
         totals.bytes_in as f64 / 1e6
     );
     if let Some(list) = &totals.list {
-        out!("why they were left out: {}", list.display());
+        out!("reasons for dropped samples: {}", list.display());
     }
     if json {
         out!(

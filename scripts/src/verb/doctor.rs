@@ -32,17 +32,17 @@ const DISK_BYTES: usize = 64 << 20;
 /// Flags of `doctor`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folder on the disk to test.
+    /// Folder on the disk to benchmark.
     #[arg(long, default_value = ".")]
     folder: PathBuf,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// Only test communication: every operation with odd lengths, then the speed of large
-    /// transfers. Run it under mpirun.
+    /// Only test communication: all operations with odd lengths, then the speed of large transfers.
+    /// Run it under mpirun.
     #[arg(long)]
     fabric: bool,
-    /// Length of the largest transfer that is timed, in MiB; at least 256 KiB for each rank. Speed
-    /// depends on it: for a plan, it should be about as long as the weights of a unit.
+    /// Size of the largest timed transfer, in MiB; at least 256 KiB per rank. Speed depends on it:
+    /// for `ocelli plan`, use about the size of a unit's weights.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     buffer_mb: u32,
     /// Seconds to wait for ranks that do not respond.
@@ -96,16 +96,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     });
     match receiver.recv_timeout(deadline) {
         Ok(result) => result?,
-        Err(RecvTimeoutError::Disconnected) => bail!("the test of the fabric has panicked; see above"),
+        Err(RecvTimeoutError::Disconnected) => bail!("the fabric test panicked; see above"),
         Err(RecvTimeoutError::Timeout) => {
             let last = *last.lock().unwrap_or_else(PoisonError::into_inner);
             let suspects = match last {
-                None => format!("rank {rank} waits for others that do not come, or cannot reach them"),
+                None => {
+                    format!("rank {rank} is waiting for other ranks that did not start or cannot be reached")
+                }
                 Some((operation, n)) => {
-                    format!("rank {rank} waits in the test after {operation} of {n} elements")
+                    format!("rank {rank} is waiting in the test after {operation} of {n} elements")
                 }
             };
-            let collective = "the fabric's test";
+            let collective = "the fabric test";
             let unit = "the ranks".to_string();
             return Err(EngineError::Deadline {
                 collective,
@@ -173,7 +175,7 @@ fn instructions() -> String {
         if sets[3].1 {
             names.join(", ")
         } else {
-            format!("{}; none for bf16, which is slower than f32", names.join(", "))
+            format!("{}; none for bf16, so bf16 is slower than f32", names.join(", "))
         }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -183,7 +185,7 @@ fn instructions() -> String {
 fn available() -> String {
     match machine::available_bytes() {
         Some(bytes) => format!("{:.1} GB available", bytes / 1e9),
-        None => "unknown: /proc/meminfo cannot be read".into(),
+        None => "unknown: cannot read /proc/meminfo".into(),
     }
 }
 
@@ -191,7 +193,7 @@ fn available() -> String {
 fn disk(folder: &Path) -> String {
     match measure_disk(folder) {
         Ok(rate) => format!("{}: {:.0} MB/s written and synced", folder.display(), rate / 1e6),
-        Err(error) => format!("{}: cannot be written: {error}", folder.display()),
+        Err(error) => format!("cannot write to {}: {error}", folder.display()),
     }
 }
 
@@ -209,7 +211,7 @@ fn measure_disk(folder: &Path) -> std::io::Result<f64> {
 
 /// Names the version of `mpirun`.
 fn mpirun() -> String {
-    const NONE: &str = "no mpirun on the path";
+    const NONE: &str = "mpirun not found in PATH";
     let Ok(output) = Command::new("mpirun").arg("--version").output() else { return NONE.into() };
     if !output.status.success() {
         return NONE.into();
@@ -242,7 +244,7 @@ fn cuda_driver() -> String {
             }
         }
     }
-    "none: the CPU will be used".into()
+    "none: using the CPU".into()
 }
 
 /// Smallest length of the shortest buffer that is timed.

@@ -35,31 +35,31 @@ const NAMED: usize = 5;
     after_help = "Examples:\n  ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  ocelli embed --checkpoint dinov2_vits14_pretrain.pth --shards 'data/train-*.tar' --out features.parquet\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --part 3/16\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --join 16"
 )]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli
+    /// A run's work directory, a checkpoint folder, or weights: a file or folder from `ocelli
     /// export`, DINO, DINOv2, timm, torchvision or transformers.
     #[arg(long)]
     checkpoint: PathBuf,
     #[command(flatten)]
     network: NetworkFlags,
-    /// Shards to take images from.
+    /// Shards of images to embed.
     #[arg(long, num_args = 1.., required_unless_present = "images", conflicts_with = "images")]
     shards: Vec<String>,
-    /// Folder of images, with or without a sub-folder per class, or a .txt, .csv, .tsv or .jsonl
+    /// Folder of images, with or without one sub-folder per class, or a .txt, .csv, .tsv or .jsonl
     /// list of paths.
     #[arg(long, value_name = "FOLDER|LIST")]
     images: Option<PathBuf>,
-    /// File to write: .npy, with the images' keys and classes beside it in FILE.rows.jsonl;
-    /// .parquet; or .safetensors.
+    /// Output file: .npy, with the images' keys and classes in FILE.rows.jsonl; .parquet; or
+    /// .safetensors.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Number of last blocks whose class tokens, or of last stages whose mean maps, are
-    /// concatenated.
+    /// Concatenate the class tokens of the last N blocks, or the mean feature maps of the last N
+    /// stages.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "patches")]
     levels: usize,
-    /// Add the mean patch token of the last block.
+    /// Append the mean patch token of the last block.
     #[arg(long, conflicts_with = "patches")]
     average: bool,
-    /// Write all patch tokens, or the cells of the last map, instead.
+    /// Write all patch tokens, or all cells of the last feature map, instead.
     #[arg(long)]
     patches: bool,
     /// Replace existing files.
@@ -71,7 +71,7 @@ pub(crate) struct Args {
     cache: CacheFlags,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// End with one line of JSON: images, undecodable, width, cached, seconds, images_per_s.
+    /// Print a line of JSON at the end: images, undecodable, width, cached, seconds, images_per_s.
     #[arg(long)]
     json: bool,
 }
@@ -100,10 +100,10 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     if let Some(path) = &existing
         && !matches!(work, Work::Part(_))
     {
-        bail!("{} exists; --overwrite replaces it", path.display());
+        bail!("{} exists; pass --overwrite to replace it", path.display());
     }
     pipeline::file::create_parent(&out)
-        .with_context(|| format!("cannot make the folder of {}", out.display()))?;
+        .with_context(|| format!("cannot create the folder of {}", out.display()))?;
     let device = args.compute.open(&launch)?.device;
     let open = args.network.open(&args.checkpoint, &device)?;
     let images = open_images(args, storage, &open)?;
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let images = images.part(rank, n_parts);
     if existing.is_some() && out.exists() {
         check_description(&out, &read(&out)?, &description)?;
-        out!("{} is there already", out.display());
+        out!("{} already exists", out.display());
         return Ok(ExitCode::SUCCESS);
     }
     let start = Instant::now();
@@ -142,7 +142,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     write(&out, format, &table, &images, &description)?;
     let rate = images.len() as f64 / seconds;
     let source = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
-    out!("{} rows of {} written to {} ({source})", table.len(), table.columns.width(), out.display());
+    out!("{} rows of width {} written to {} ({source})", table.len(), table.columns.width(), out.display());
     out!("network: {}; images: {}", open.which, open.transform);
     let timing = json!({ "cached": is_cached, "seconds": seconds, "images_per_s": rate });
     print_summary(args, &images, &table, &timing);
@@ -156,7 +156,7 @@ fn print_summary(args: &Args, images: &ImageSet, table: &Table, more: &Value) {
     let missing = missing_images(images, table);
     let left_out: Vec<String> = missing.iter().map(|number| image_name(images, *number)).collect();
     if n_bad > 0 {
-        out!("{n_bad} images cannot be used and have no row: {}", list_flaws(images, &missing));
+        out!("{n_bad} unusable images have no row: {}", list_flaws(images, &missing));
     }
     if args.json {
         let mut line = json!({ "images": n, "undecodable": n_bad, "left_out": left_out, "width": table.columns.width() });
@@ -187,7 +187,7 @@ fn join(
         let file = read(&path)?;
         check_description(&path, &file, &description)?;
         let part_columns: Columns = serde_json::from_value(file.about["columns"].clone())
-            .with_context(|| format!("{} does not say what its columns are", path.display()))?;
+            .with_context(|| format!("{} does not describe its columns", path.display()))?;
         columns.get_or_insert(part_columns);
         let mut names = file.images.into_iter().flatten().peekable();
         for number in range {
@@ -198,16 +198,16 @@ fn join(
             }
         }
         if let Some(name) = names.next() {
-            bail!("{} has a row of {}, which is not an image of its part", path.display(), name.key);
+            bail!("{} has a row for {}, which is not an image of its part", path.display(), name.key);
         }
         rows.extend_from_slice(file.table.rows());
     }
-    let columns = columns.context("--join needs a part")?;
+    let columns = columns.context("--join found no parts")?;
     description["columns"] = json!(columns);
     let table = Table::new(columns, numbers, rows);
     write(&args.out, format, &table, images, &description)?;
     out!(
-        "{} rows of {} of {n_parts} parts written to {}",
+        "{} rows of width {} from {n_parts} parts written to {}",
         table.len(),
         table.columns.width(),
         args.out.display()
@@ -263,7 +263,7 @@ fn check_description(path: &Path, file: &FeatureFile, description: &Value) -> an
         Ok(())
     } else {
         bail!(
-            "{} holds features of another network, of other images or of another kind; --overwrite replaces a part",
+            "{} holds features of another network, other images or another kind; pass --overwrite to replace a part",
             path.display()
         )
     }
@@ -291,10 +291,10 @@ fn list_flaws(images: &ImageSet, missing: &[usize]) -> String {
             .flaw(*number)
             .ok()
             .flatten()
-            .unwrap_or_else(|| "cached result; the image can be read now".into());
+            .unwrap_or_else(|| "cached result; the image is readable now".into());
         parts.push(format!("{} ({})", one_line(&image_name(images, *number)), one_line(&flaw)));
     }
-    let rest = if missing.len() > NAMED { ", …: --json names all" } else { "" };
+    let rest = if missing.len() > NAMED { ", …: pass --json to list all" } else { "" };
     format!("{}{rest}", parts.join(", "))
 }
 
@@ -315,7 +315,7 @@ fn open_source(args: &Args, storage: &Storage) -> anyhow::Result<(Source, String
         })
         .collect();
     if files.is_empty() {
-        bail!("{} holds no image", input.display());
+        bail!("{} contains no images", input.display());
     }
     Ok((Source::Files(Arc::new(files)), input.display().to_string()))
 }

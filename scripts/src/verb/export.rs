@@ -30,39 +30,39 @@ use crate::evaluation::network::find_workdir;
     after_help = "Examples:\n  ocelli export --checkpoint runs/mine --format timm --out backbone/\n  ocelli export --checkpoint runs/mine --out backbone.onnx --precision int8"
 )]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint's folder, or weights of another library.
+    /// A run's work directory, a checkpoint folder, or weights from another library.
     #[arg(long)]
     checkpoint: PathBuf,
-    /// File to write, NAME.safetensors, NAME.onnx or NAME.pth; or a folder for timm or
+    /// Output file, NAME.safetensors, NAME.onnx or NAME.pth; or an output folder for timm or
     /// transformers.
     #[arg(long)]
     out: PathBuf,
-    /// Format: safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx [default: as
-    /// the extension of --out says].
+    /// Format: safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx [default: from
+    /// the extension of --out].
     #[arg(long)]
     format: Option<Format>,
-    /// Precision of the stored weights: f32, f16, bf16, or, in ONNX, int8. ONNX computes in f32 in
-    /// any case.
+    /// Precision of the stored weights: f32, f16, bf16, or int8 (ONNX only). ONNX always computes
+    /// in f32.
     #[arg(long, default_value = "f32")]
     precision: Precision,
     /// Replace existing files.
     #[arg(long)]
     overwrite: bool,
-    /// Network of a run, by its name, such as student [default: the one that its method evaluates].
+    /// Network of a run, by name, such as student [default: the one its method evaluates].
     #[arg(long, value_name = "NAME")]
     network: Option<String>,
-    /// Side of the square input image, in place of the model's.
+    /// Input image size in pixels, instead of the model's.
     #[arg(long, value_name = "PX")]
     image_px: Option<u32>,
     #[command(flatten)]
     weights: WeightFlags,
-    /// Labeled shards that k-NN fits on, to score the weights as trained and as stored.
+    /// Labeled shards to fit k-NN on, to score the weights as trained and as stored.
     #[arg(long, num_args = 1.., requires = "test")]
     train: Vec<String>,
-    /// Labeled shards that k-NN reports on.
+    /// Labeled shards to test k-NN on.
     #[arg(long, num_args = 1.., requires = "train")]
     test: Vec<String>,
-    /// End with one line of JSON: format, precision, files, scores.
+    /// Print a line of JSON at the end: format, precision, files, scores.
     #[arg(long)]
     json: bool,
 }
@@ -95,8 +95,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         && (config.norm_epsilon - 1e-5).abs() > 1e-9
     {
         say(format!(
-            "note: the ε of its layer norms is {:e}, which such a file cannot say: DINOv3's own networks have 1e-5. Give the card's \
-             constructor, or --norm-epsilon {:e} where this program reads the file",
+            "note: the layer norms use ε = {:e}, which this format cannot record (DINOv3's own networks use 1e-5): use the constructor \
+             in the model card, or pass --norm-epsilon {:e} when ocelli reads the file",
             config.norm_epsilon, config.norm_epsilon
         ));
     }
@@ -123,7 +123,7 @@ pub(crate) fn write(
     overwrite: bool,
 ) -> anyhow::Result<Vec<PathBuf>> {
     pipeline::file::create_parent(out)
-        .with_context(|| format!("cannot make the folder of {}", out.display()))?;
+        .with_context(|| format!("cannot create the folder of {}", out.display()))?;
     let export = Export {
         model: &backbone.model,
         tensors: &backbone.tensors,
@@ -171,7 +171,7 @@ fn describe_first_layer(plan: &Plan) -> String {
     {
         let weights = &init.weights;
         return format!(
-            " It began with {weights}, whose first layer was converted to {} channels: {rule}.",
+            " Training started from {weights}, whose first layer was converted to {} channels: {rule}.",
             plan.recipe.data.channels
         );
     }
@@ -186,7 +186,7 @@ fn trained_on(manifest: &Manifest) -> String {
     let shards: Vec<String> = plan.recipe.data.shards.iter().map(|spec| redact_list(spec)).collect();
     let shards = match shards.as_slice() {
         [first, _, .., last] => {
-            format!("{} shards, the first {first}, the last {last}", shards.len())
+            format!("{} shards, from {first} to {last}", shards.len())
         }
         shards => shards.join(", "),
     };

@@ -41,29 +41,29 @@ use prep::open::report_turned;
     after_help = "Examples:\n  ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ --workdir runs/mine\n  ocelli pretrain --recipe dinov2_continue --init dinov2_vits14_pretrain.pth --shards data/ --workdir runs/more"
 )]
 pub(crate) struct Args {
-    /// Name of a recipe, such as dino_vits16 or simclr_cifar, or a file, which may be the plan.toml
-    /// of a run; `ocelli recipe` lists, explains and makes them.
+    /// Recipe: a name, such as dino_vits16 or simclr_cifar, or a file, such as the plan.toml of a
+    /// run. `ocelli recipe` lists, explains and creates recipes.
     #[arg(long)]
     recipe: String,
-    /// Folder that receives plan, metrics and checkpoints. A run that exists there is resumed.
+    /// Folder for the plan, metrics and checkpoints. If it already holds a run, the run resumes.
     #[arg(long)]
     workdir: PathBuf,
-    /// Shards to train on, in place of the recipe's: `train-{000000..000009}.tar`,
+    /// Shards to train on, instead of the recipe's: `train-{000000..000009}.tar`,
     /// `'data/train-*.tar'`, a folder of shards, Parquet files of images, or a folder of images,
-    /// which is read in place.
+    /// read in place.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
-    /// Labeled shards that the in-training probe fits on: at the end, and every
+    /// Labeled shards to fit the in-training probe on. It runs at the end, and every
     /// run.probe_every_steps steps.
     #[arg(long, num_args = 1.., requires = "probe_test")]
     probe_train: Vec<String>,
-    /// Labeled shards that the in-training probe reports on.
+    /// Labeled shards to test the in-training probe on.
     #[arg(long, num_args = 1.., requires = "probe_train")]
     probe_test: Vec<String>,
-    /// Protocols of the in-training probe, with commas: see `ocelli probe --help`.
+    /// Protocols of the in-training probe, comma-separated: see `ocelli probe --help`.
     #[arg(long, value_delimiter = ',', default_values = ["knn"], requires = "probe_test")]
     probe_protocols: Vec<String>,
-    /// Change a value of the recipe: `--set optim.batch_size=32`. May be repeated.
+    /// Override a recipe value: `--set optim.batch_size=32`. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
@@ -74,7 +74,7 @@ pub(crate) struct Args {
     /// targets, forward, head, backward, data, update, checkpoint.
     #[arg(long, value_name = "WHAT:WHERE")]
     inject_fault: Option<Fault>,
-    /// End with one line of JSON: steps, seconds, workdir.
+    /// Print a line of JSON at the end: steps, seconds, workdir.
     #[arg(long)]
     json: bool,
 }
@@ -90,9 +90,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         recipe.data.shards.clone_from(&args.shards)
     }
     if args.probe_train.is_empty() && recipe.run.probe_every_steps > 0 {
-        bail!(
-            "run.probe_every_steps is set: specify the probe's shards, with --probe-train and --probe-test"
-        );
+        bail!("run.probe_every_steps is set: give the probe's shards with --probe-train and --probe-test");
     }
     let start = Instant::now();
     let launch = compute::launch()?;
@@ -112,9 +110,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         if rank == 0 {
             let has_checkpoint = !steps(&args.workdir.join("checkpoints")).is_empty();
             say(if has_checkpoint {
-                "stopped by a signal; a checkpoint is written: the same command continues"
+                "stopped by a signal; checkpoint saved: run the same command to resume"
             } else {
-                "stopped by a signal before anything was saved; the same command starts over"
+                "stopped by a signal before anything was saved: the same command starts over"
             });
         }
         return Ok(ExitCode::from(PREEMPTED));
@@ -126,7 +124,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let device = args.compute.device.open(0)?.device;
     match write_beside(&args.workdir, true, storage, &device) {
         Ok(page) => say(format!("report: {}", page.display())),
-        Err(error) => say(format!("warning: the report could not be written: {error:#}")),
+        Err(error) => say(format!("warning: could not write the report: {error:#}")),
     }
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
@@ -136,7 +134,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         );
     } else {
         out!(
-            "{} steps taken; checkpoints in {}",
+            "{} steps done; checkpoints in {}",
             plan.total_steps,
             args.workdir.join("checkpoints").display()
         );
@@ -150,10 +148,7 @@ fn print_bad_samples(workdir: &Path) {
     let rows = std::fs::read(&ledger).unwrap_or_default();
     let n_bad = rows.split(|byte| *byte == b'\n').filter(|row| !row.is_empty()).count();
     if n_bad > 0 {
-        say(format!(
-            "warning: {n_bad} samples could not be used, and were replaced by others: see {}",
-            ledger.display()
-        ));
+        say(format!("warning: {n_bad} unusable samples were replaced by others: see {}", ledger.display()));
     }
 }
 

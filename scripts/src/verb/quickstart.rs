@@ -44,18 +44,18 @@ pub(crate) struct Args {
     /// Seed of the images and of the run.
     #[arg(long)]
     seed: Option<u64>,
-    /// Number of images to train on.
+    /// Number of training images.
     #[arg(long, default_value_t = 8000)]
     train_images: u64,
-    /// Number of images to report on.
+    /// Number of test images.
     #[arg(long, default_value_t = 2000)]
     test_images: u64,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// Change a value of the recipe. May be repeated.
+    /// Override a recipe value. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// End with one line of JSON: seconds, knn, linear, random_knn, random_linear, pixel_knn.
+    /// Print a line of JSON at the end: seconds, knn, linear, random_knn, random_linear, pixel_knn.
     #[arg(long)]
     json: bool,
 }
@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     };
     let (_, outcome) = pretrain(session, storage, |_| Ok(Vec::new()))?;
     if outcome == Outcome::Stopped {
-        say("stopped by a signal; the same command continues");
+        say("stopped by a signal: run the same command to resume");
         return Ok(ExitCode::from(PREEMPTED));
     }
 
@@ -148,7 +148,10 @@ fn ensure_synth(data: &Path, set: &SynthSet) -> anyhow::Result<Vec<String>> {
         let begun_file = data.join(format!("{}.begun", set.prefix));
         if set.out.exists() {
             if !begun_file.exists() {
-                bail!("{} exists and is not quickstart's; choose another --workdir", set.out.display());
+                bail!(
+                    "{} exists, and quickstart did not write it; choose another --workdir",
+                    set.out.display()
+                );
             }
             std::fs::remove_dir_all(&set.out)?;
         }

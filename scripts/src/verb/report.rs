@@ -38,31 +38,31 @@ const CANDIDATES: u64 = 1000;
     after_help = "Examples:\n  ocelli report runs/mine\n  ocelli report runs/first runs/second --out both.html"
 )]
 pub(crate) struct Args {
-    /// Work directories, or folders of them.
+    /// Work directories, or folders containing them.
     #[arg(required = true, value_name = "WORKDIR")]
     workdirs: Vec<PathBuf>,
-    /// HTML file to write [default: report.html in the work directory; report.html here for
-    /// several].
+    /// HTML file to write [default: report.html in the work directory, or in the current folder for
+    /// several runs].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Shards of the images to show, in place of the run's own.
+    /// Shards of images to show, instead of the run's own.
     #[arg(long, num_args = 1.., value_name = "SHARDS")]
     images: Vec<String>,
-    /// Number of images on each sheet.
+    /// Number of images per sheet.
     #[arg(long, default_value_t = N_IMAGES, value_name = "N")]
     n_images: usize,
-    /// Number of images among which nearest neighbors are searched, evenly spread over all.
+    /// Number of images to search for nearest neighbors, evenly spread over all.
     #[arg(long, default_value_t = CANDIDATES, value_name = "N")]
     candidates: u64,
-    /// Leave out the pictures that need the network and images: patch features, attention,
-    /// neighbors, views.
+    /// Skip the pictures that need the network and images: patch features, attention, neighbors,
+    /// views.
     #[arg(long, conflicts_with_all = ["images", "n_images", "candidates"])]
     no_pictures: bool,
     #[command(flatten)]
     network: NetworkFlags,
     #[command(flatten)]
     device: DeviceFlag,
-    /// End with one line of JSON: file, bytes, runs.
+    /// Print a line of JSON at the end: file, bytes, runs.
     #[arg(long)]
     json: bool,
 }
@@ -72,19 +72,19 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     for folder in &args.workdirs {
         let workdirs = Run::workdirs_in(folder);
         if workdirs.is_empty() {
-            bail!("there is no run in {}: neither it nor a folder in it has a plan.toml", folder.display());
+            bail!("no run in {}: neither it nor its subfolders have a plan.toml", folder.display());
         }
         let is_requested = workdirs == [folder.clone()];
         for workdir in workdirs {
             match Run::open(&workdir) {
                 Ok(run) => runs.push(run),
                 Err(error) if is_requested => return Err(error.into()),
-                Err(error) => say(format!("warning: {} is skipped: {error}", workdir.display())),
+                Err(error) => say(format!("warning: skipping {}: {error}", workdir.display())),
             }
         }
     }
     if runs.is_empty() {
-        bail!("there is no run to report on");
+        bail!("no runs to report on");
     }
     let out = match (&args.out, runs.as_slice()) {
         (Some(out), _) => out.clone(),
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         (None, _) => PathBuf::from("report.html"),
     };
     if out.exists() && !is_report(&out) {
-        bail!("{} exists and is not a report; choose another --out", out.display());
+        bail!("{} exists and is not an Ocelli report; choose another --out", out.display());
     }
     let device = args.device.open()?.device;
     let reports: Vec<Report> =
@@ -117,7 +117,7 @@ pub(crate) fn write_beside(
 ) -> anyhow::Result<PathBuf> {
     let out = workdir.join("report.html");
     if out.exists() && !is_report(&out) {
-        bail!("{} exists and is not a report", out.display());
+        bail!("{} exists and is not an Ocelli report", out.display());
     }
     let args = Args { n_images: N_IMAGES, candidates: CANDIDATES, ..Args::default() };
     let sheet = draws_neighbors.then_some(workdir);
@@ -210,13 +210,13 @@ fn create_gallery(
     let multicrop = open.multicrop();
     let seed = run.status.plan.recipe.seed;
     let options = GalleryOptions { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
-    say(format!("{}: pictures of {} images of {}", run.name(), images.len(), images.name));
+    say(format!("{}: drawing pictures of {} images from {}", run.name(), images.len(), images.name));
     let table = features(None, &open.network, &images, wanted(&[]), &NoProgress)?;
     if let Some(workdir) = sheet {
         pictures::neighbors(workdir, &images, &table, open.step().unwrap_or_default());
     }
     let mut gallery = Gallery::new(&open.network, &images, table, options)?;
     let step = open.step().unwrap_or_default();
-    gallery.network_description = format!("the {} of step {step} through {}", open.which, open.transform);
+    gallery.network_description = format!("the {} at step {step}, with {}", open.which, open.transform);
     Ok(gallery)
 }

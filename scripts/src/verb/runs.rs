@@ -13,10 +13,10 @@ use crate::console::{chain, say};
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli runs\n  ocelli runs experiments/ --json")]
 pub(crate) struct Args {
-    /// Folder with work directories, at most four folders deep, or a work directory.
+    /// Folder of work directories, up to four levels deep, or a work directory.
     #[arg(default_value = "runs")]
     folder: PathBuf,
-    /// Write a JSON array instead of the table.
+    /// Print a JSON array instead of a table.
     #[arg(long)]
     json: bool,
 }
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let workdirs = Run::workdirs_in(&args.folder);
     if workdirs.is_empty() {
-        bail!("there is no run in {}: no folder in it has a plan.toml", args.folder.display());
+        bail!("no run in {}: none of its folders has a plan.toml", args.folder.display());
     }
     let runs: Vec<(PathBuf, anyhow::Result<Overview>)> = workdirs
         .into_iter()

@@ -17,7 +17,7 @@ pub(crate) struct CompletionsArgs {
 /// Flags of `man`.
 #[derive(clap::Args)]
 pub(crate) struct ManArgs {
-    /// Folder that receives the pages, one per verb.
+    /// Output folder for the pages, one per command.
     #[arg(long)]
     out: PathBuf,
 }
@@ -35,6 +35,10 @@ pub(crate) fn man(args: &ManArgs, command: Command) -> anyhow::Result<ExitCode> 
     std::fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
     clap_mangen::generate_to(command, &args.out)
         .with_context(|| format!("cannot write into {}", args.out.display()))?;
-    out!("pages in {}: man -l {}", args.out.display(), args.out.join("ocelli.1").display());
+    out!(
+        "manual pages written to {}; read them with: man -l {}",
+        args.out.display(),
+        args.out.join("ocelli.1").display()
+    );
     Ok(ExitCode::SUCCESS)
 }

@@ -26,19 +26,19 @@ use crate::mlflow::{Metric, RunId, Server};
     after_help = "Examples:\n  ocelli track runs/mine --mlflow http://127.0.0.1:5000 --follow\n  ocelli track runs/ --mlflow http://127.0.0.1:5000 --experiment shapes"
 )]
 pub(crate) struct Args {
-    /// Work directories, or folders with work directories.
+    /// Work directories, or folders containing them.
     #[arg(required = true)]
     workdirs: Vec<PathBuf>,
-    /// Address of the server, such as http://127.0.0.1:5000.
+    /// Server URL, such as http://127.0.0.1:5000.
     #[arg(long, env = "MLFLOW_TRACKING_URI", hide_env_values = true, value_name = "URL")]
     mlflow: String,
-    /// Experiment that the runs are listed in; created if it does not exist.
+    /// Experiment to add the runs to; created if it does not exist.
     #[arg(long, env = "MLFLOW_EXPERIMENT_NAME", default_value = "ocelli")]
     experiment: String,
-    /// Continue until all runs have ended, and two minutes longer, for their pictures and reports.
+    /// Keep sending until all runs have ended, plus two minutes for their pictures and reports.
     #[arg(long)]
     follow: bool,
-    /// Token, for servers that require one.
+    /// Access token, for servers that require one.
     #[arg(long, env = "MLFLOW_TRACKING_TOKEN", hide_env_values = true)]
     token: Option<String>,
 }
@@ -83,15 +83,15 @@ struct Sent {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let workdirs: Vec<PathBuf> = args.workdirs.iter().flat_map(|folder| Run::workdirs_in(folder)).collect();
     if workdirs.is_empty() {
-        bail!("there is no run in {}", args.workdirs[0].display());
+        bail!("no run in {}", args.workdirs[0].display());
     }
     if !args.mlflow.starts_with("http://") && !args.mlflow.starts_with("https://") {
-        bail!("{} is not the address of a server: it must begin with http:// or https://", args.mlflow);
+        bail!("{} is not a server URL: it must start with http:// or https://", args.mlflow);
     }
     if args.mlflow.contains(['@', '?']) {
         bail!(
-            "the address of the server must not hold a user, a password or a query; give a token in \
-             MLFLOW_TRACKING_TOKEN"
+            "the server URL must not contain a user, a password or a query; set MLFLOW_TRACKING_TOKEN \
+             to pass a token"
         );
     }
     let token = args.token.as_ref().filter(|token| !token.is_empty());
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                     is_idle = false;
                 }
                 Err(error) => {
-                    return Err(error.context(format!("{} could not be tracked", workdir.display())));
+                    return Err(error.context(format!("could not track {}", workdir.display())));
                 }
             }
         }
@@ -164,7 +164,7 @@ fn send(args: &Args, server: &Server, workdir: &Path) -> anyhow::Result<bool> {
         has_news = true;
     }
     if has_news && (has_ended || !args.follow) {
-        out!("{}: {n_metrics} numbers sent, {}", run.name(), run.status.state);
+        out!("{}: {n_metrics} values sent, {}", run.name(), run.status.state);
     }
     Ok(has_ended && !has_news)
 }
@@ -233,7 +233,7 @@ fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
         // Only older releases wrote secrets into the plan, and then also into the report.
         if name == REPORT && shows_secrets {
             say(format!(
-                "warning: {name} of an older release may show passwords and is not sent: `ocelli report` recreates it"
+                "warning: not sending {name}: it is from an older release and may show passwords; recreate it with `ocelli report`"
             ));
             continue;
         }
@@ -251,7 +251,7 @@ fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
                 sent.files.insert(name.into(), hash);
                 has_news = true;
             }
-            Err(error) => say(format!("warning: {name} is not sent: {error:#}")),
+            Err(error) => say(format!("warning: could not send {name}: {error:#}")),
         }
     }
     has_news
@@ -261,7 +261,7 @@ fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
 fn read(path: &Path) -> anyhow::Result<BTreeMap<String, Sent>> {
     match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| {
-            format!("{} cannot be read; if you delete it, the whole run is sent again", path.display())
+            format!("cannot read {}; delete it to send the whole run again", path.display())
         }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(BTreeMap::new()),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),

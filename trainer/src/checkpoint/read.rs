@@ -55,9 +55,9 @@ impl Checkpoint {
                 "its run has not written a checkpoint yet"
             } else if path.join(".metadata").exists() {
                 "it is a checkpoint of torch.distributed: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER \
-                 weights.pth` makes a file of it that is read here"
+                 weights.pth` converts it to a file that ocelli reads"
             } else {
-                "it is neither a run nor a checkpoint, and holds none"
+                "it is neither a run nor a checkpoint, and contains none"
             },
         ))
     }
@@ -72,7 +72,7 @@ impl Checkpoint {
             match Self::read_verified(&path) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
                 Err(error) => {
-                    tracing::warn!("{error}; trying the one before it");
+                    tracing::warn!("{error}; trying the previous checkpoint");
                     last_error = Some(error);
                 }
             }
@@ -96,7 +96,7 @@ impl Checkpoint {
             .and_then(|manifest| manifest.get("version")?.as_u64()?.try_into().ok());
         if let Some(version) = version.filter(|version| *version != VERSION) {
             let reason = format!(
-                "it has version {version}, and this program reads version {VERSION}: finish the run with the release \
+                "it has version {version}, but this release reads version {VERSION}: finish the run with the release \
                  that started it, or start a new run in another folder"
             );
             return Err(read_error(path, reason));
@@ -107,15 +107,21 @@ impl Checkpoint {
         }
         let total_steps = manifest.plan.total_steps;
         if manifest.step > total_steps {
-            return Err(read_error(path, format!("it follows step {} of {total_steps}", manifest.step)));
+            return Err(read_error(
+                path,
+                format!("its step, {}, is beyond the last step ({total_steps})", manifest.step),
+            ));
         }
         check(&manifest.plan).map_err(|error| read_error(path, error))?;
         if manifest.files.is_empty() {
-            return Err(read_error(path, "it lists no file"));
+            return Err(read_error(path, "its manifest lists no files"));
         }
         for file in &manifest.files {
             if file.name.contains(['/', '\\']) || file.name == ".." {
-                return Err(read_error(path, format!("{:?} is not the name of a file in it", file.name)));
+                return Err(read_error(
+                    path,
+                    format!("{:?} in its manifest is not a plain file name", file.name),
+                ));
             }
         }
         let n_files = manifest.files.len();
@@ -256,7 +262,7 @@ impl Checkpoint {
         let n_stored = self.manifest.units.iter().map(|unit| unit.numel).fold(0, usize::saturating_add);
         let n_expected: usize = shards.iter().map(|(_, shard)| shard.layout.numel).sum();
         if n_expected != n_stored {
-            let reason = format!("it has {n_stored} parameters, the networks have {n_expected}");
+            let reason = format!("it has {n_stored} parameters, but the networks have {n_expected}");
             return Err(self.error(reason));
         }
         for (network, shard) in shards {
@@ -320,7 +326,7 @@ impl Checkpoint {
         if names.contains(&name) {
             Ok(name.to_string())
         } else {
-            Err(self.error(format!("it has no network {name}, but {}", names.join(" and "))))
+            Err(self.error(format!("it has no network {name}; it has {}", names.join(" and "))))
         }
     }
 
@@ -369,7 +375,10 @@ impl Checkpoint {
         let shape = slot.spec.whole_shape();
         let sources = self.param_index.find(&self.manifest.units, network, &name, &shape, range);
         sources.ok_or_else(|| {
-            let reason = format!("its network {network} has other parameters than the network here: {name} of {shape:?} is not in it");
+            let reason = format!(
+                "its network {network} does not match the recipe's: it has no parameter \
+                                  {name} of shape {shape:?}"
+            );
             self.error(reason)
         })
     }

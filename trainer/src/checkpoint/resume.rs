@@ -51,7 +51,7 @@ pub fn resume(
             reason = if errors.len() == 1 { error.into_owned() } else { format!("rank {rank}: {error}") };
         }
         let error = read_error(&path, reason);
-        warn(&format!("{error}; trying the one before it"));
+        warn(&format!("{error}; trying the previous checkpoint"));
         last_error = Some(error);
     }
     last_error.map_or(Ok(None), Err)

@@ -34,7 +34,7 @@ impl ShardFile {
         let file = File::open(&path).map_err(|error| format!("{}: {error}", entry.name))?;
         let len = file.metadata().map_err(|error| format!("{}: {error}", entry.name))?.len();
         if len != entry.bytes {
-            return Err(format!("{} has {len} bytes, the manifest says {}", entry.name, entry.bytes));
+            return Err(format!("{} has {len} bytes, but the manifest says {}", entry.name, entry.bytes));
         }
         if entry.block_bytes == 0 || entry.xxh3.len() as u64 != entry.bytes.div_ceil(entry.block_bytes) {
             return Err(format!("the manifest does not have one checksum per block of {}", entry.name));
@@ -49,7 +49,7 @@ impl ShardFile {
         let metadata: Metadata =
             serde_json::from_slice(&header[8..]).map_err(|error| opened.error(&error.to_string()))?;
         if header_end + metadata.data_len() as u64 != opened.entry.bytes {
-            return Err(opened.error("its tensors are not all of it"));
+            return Err(opened.error("its tensors do not cover the whole file"));
         }
         for (name, info) in metadata.tensors() {
             if info.dtype == Dtype::F32 {
@@ -112,7 +112,7 @@ impl ShardFile {
         let read = self.file.read_exact_at(&mut block, start);
         read.map_err(|error| format!("{}: {error}", self.path.display()))?;
         if self.entry.xxh3.get(number) != Some(&xxh3_64(&block)) {
-            return Err(format!("the checksum of {} does not fit at byte {start}", self.entry.name));
+            return Err(format!("the checksum of {} is wrong at byte {start}", self.entry.name));
         }
         *self.last_block.borrow_mut() = Some((number, block));
         Ok(())

@@ -267,7 +267,7 @@ impl Saver {
             let entry: FileEntry = serde_json::from_slice(&fs::read(&path)?)?;
             let bytes = fs::metadata(temporary.join(&entry.name))?.len();
             if bytes != entry.bytes {
-                let reason = format!("{} has {bytes} bytes, {} were written", entry.name, entry.bytes);
+                let reason = format!("{} has {bytes} bytes, but {} were written", entry.name, entry.bytes);
                 return Err(io::Error::other(reason));
             }
             manifest.files.push(entry);

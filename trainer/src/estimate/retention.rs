@@ -20,8 +20,9 @@ pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
     let peak_bytes = memory(&model, &Placement { keep, segment: plan.segment, ..placement }).peak_bytes();
     if peak_bytes > MAX_OVERCOMMIT * room.bytes {
         let reason = format!(
-            "a rank would need about {:.1} GB and has {:.1} GB: fewer images a step (optim.batch_size), a smaller model, more \
-             ranks, or optim.micro_batches; `ocelli plan` says what would fit",
+            "not enough memory: a rank needs about {:.1} GB and has {:.1} GB; use fewer images per step \
+             (optim.batch_size), a smaller model, more \
+             ranks, or optim.micro_batches; `ocelli plan` shows what fits",
             peak_bytes / 1e9,
             room.bytes / 1e9
         );

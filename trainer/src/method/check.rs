@@ -30,14 +30,16 @@ pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), Stri
 pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
     let masked: Vec<&NetworkSpec> = networks.iter().filter(|network| network.takes_masks).collect();
     if masked.iter().any(|network| network.model(model).masked_units(Readout::Pooled).is_none()) {
-        return Err("model.arch: the method masks patches, and this backbone has no tokens to mask: a transformer has".into());
+        return Err("model.arch: the method masks patches, but this backbone has no tokens to mask: use a \
+                    transformer"
+            .into());
     }
     if !masked.is_empty() {
         return Ok(());
     }
     match model.setting_of_masks() {
         Some(key) => Err(format!(
-            "{key} takes effect only where patches are masked, and the method masks none: set {key}=false"
+            "{key} takes effect only where patches are masked, but the method masks none: set {key}=false"
         )),
         None => Ok(()),
     }
@@ -336,6 +338,6 @@ mod tests {
         let plain = network_with_view(0, false, false);
         assert_refused(check_views(&plain, 2, third), "number 2, and there are 2");
         let reversed = Some(mask_rule(0, [0.5, 0.1]));
-        assert_refused(check_views(&plain, 2, reversed), "shares lie in 0..=1");
+        assert_refused(check_views(&plain, 2, reversed), "shares must lie in 0..=1");
     }
 }

@@ -41,7 +41,7 @@ pub struct Config {
     /// Standard deviation of the head's initial weights, 0.02 by default; see `model.init_std`.
     #[serde(default = "default_head_init_std")]
     pub head_init_std: f32,
-    /// Whether the rows of the last layer keep length one, the default. DINO's released small
+    /// Whether the rows of the last layer keep unit length; true by default. DINO's released small
     /// models and its longest runs train the lengths as well, and so does DINOv2.
     #[serde(default = "default_norm_last_layer")]
     pub norm_last_layer: bool,
@@ -59,7 +59,7 @@ pub struct Config {
     /// default.
     #[serde(default = "default_teacher_decay")]
     pub teacher_decay: [f64; 2],
-    /// Rule that balances the teacher's outputs over prototypes, so that it does not use one alone;
+    /// Rule that balances the teacher's outputs over prototypes, so that it does not use only one;
     /// `mean` by default.
     #[serde(default)]
     pub centering: Centering,
@@ -74,11 +74,11 @@ pub struct Config {
     /// default, for the whole batch. DINOv2's code searches among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all
-    /// of them. A rank scores its part for the images of the whole group, and gathers only that
-    /// part: with many prototypes it takes less memory and traffic. It must divide the prototypes
-    /// and the ranks of a shard group, and the numbers of a layer of prototypes must be a multiple
-    /// of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes among themselves; with 1, the default, each rank
+    /// scores all of them. A rank scores its part for the images of the whole group, and gathers
+    /// only that part: with many prototypes, this takes less memory and traffic. It must divide the
+    /// prototypes and the ranks of a shard group, and the number of parameters of a prototype layer
+    /// must be a multiple of 64 times the number of these ranks. Losses differ only by rounding.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }

@@ -90,11 +90,12 @@ pub struct Config {
     /// default, for the whole batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-    /// Number of ranks that divide the prototypes of every head among them; 1, the default: each
-    /// rank scores all of them. A rank scores its part for the images of the whole group, and
-    /// gathers only that part: with many prototypes it takes less memory and traffic. It must
-    /// divide the prototypes and the ranks of a shard group, and the numbers of a layer of
-    /// prototypes must be a multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes of every head among themselves; with 1, the
+    /// default, each rank scores all of them. A rank scores its part for the images of the whole
+    /// group, and gathers only that part: with many prototypes, this takes less memory and traffic.
+    /// It must divide the prototypes and the ranks of a shard group, and the number of parameters
+    /// of a prototype layer must be a multiple of 64 times the number of these ranks. Losses differ
+    /// only by rounding.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }

@@ -63,9 +63,9 @@ pub struct Config {
     pub teacher_temp: [f64; 2],
     /// Length of the warm-up of the teacher's temperature.
     pub teacher_temp_warmup: Duration,
-    /// Whether the last step of the warm-up has the temperature after it, as in the runs on
-    /// ImageNet-1k; true by default. In the runs on LVD-1689M the first step after it is the first
-    /// to have it.
+    /// Whether the last step of the warm-up already has the final temperature, as in the runs on
+    /// ImageNet-1k; true by default. In the runs on LVD-1689M, the step after it is the first to
+    /// have it.
     #[serde(default = "includes_end")]
     pub teacher_temp_warmup_includes_end: bool,
     /// Decay of the teacher's moving average at the start and at the end of the run; 0.992 and 1 by
@@ -83,9 +83,9 @@ pub struct Config {
     /// default.
     #[serde(default = "default_mask_ratio")]
     pub mask_ratio: [f64; 2],
-    /// Number of consecutive images of the batch over whose views these shares are spread evenly;
-    /// 0, the default, for the whole batch. The published runs spread them over the images of one
-    /// GPU: fewer images have slightly more masked patches.
+    /// Number of consecutive images of the batch over whose views the mask ratios are spread
+    /// evenly; 0, the default, for the whole batch. The published runs spread them over the images
+    /// of one GPU: fewer images have slightly more masked patches.
     #[serde(default)]
     pub mask_group: usize,
     /// Weight of the masked patches' part of the loss; 1 by default.
@@ -98,11 +98,12 @@ pub struct Config {
     /// default, for the whole batch. The published runs search among the images of one GPU.
     #[serde(default)]
     pub koleo_group: usize,
-    /// Number of ranks that divide the prototypes of every head among them; 1, the default: each
-    /// rank scores all of them. A rank scores its part for the images of the whole group, and
-    /// gathers only that part: with many prototypes it takes less memory and traffic. It must
-    /// divide the prototypes and the ranks of a shard group, and the numbers of a layer of
-    /// prototypes must be a multiple of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes of every head among themselves; with 1, the
+    /// default, each rank scores all of them. A rank scores its part for the images of the whole
+    /// group, and gathers only that part: with many prototypes, this takes less memory and traffic.
+    /// It must divide the prototypes and the ranks of a shard group, and the number of parameters
+    /// of a prototype layer must be a multiple of 64 times the number of these ranks. Losses differ
+    /// only by rounding.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
     /// Anchoring of similarities between patches; none by default.
@@ -118,14 +119,14 @@ pub struct GramConfig {
     pub weight: f64,
     /// Length of time before the teacher is first copied, and the loss begins.
     pub from: Duration,
-    /// Length of time between two copies; if absent, there is one copy alone.
+    /// Length of time between two copies; if absent, there is only one copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every: Option<Duration>,
-    /// Most copies after the first one; if absent, they go on to the end.
+    /// Largest number of copies after the first one; unlimited if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_updates: Option<u64>,
-    /// Length of the half cosine after `from` along which the weight rises from 0, and
-    /// `local_weight` comes to its value from 1; 0, the default, for none.
+    /// Length of the half cosine after `from` over which the weight rises from 0, and
+    /// `local_weight` moves from 1 to its value; 0, the default, for none.
     #[serde(default = "default_ramp", skip_serializing_if = "is_default_ramp")]
     pub ramp: Duration,
 }

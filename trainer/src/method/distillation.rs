@@ -80,7 +80,7 @@ impl MethodRecipe for Config {
         };
         for (key, weight) in [("pooled_weight", self.pooled_weight), ("patch_weight", self.patch_weight)] {
             if !(0.0..=1e6).contains(&weight) {
-                return Err(format!("method.{key} is {weight} and must lie in 0..=1e6"));
+                return Err(format!("method.{key} is {weight} but must lie in 0..=1e6"));
             }
         }
         if self.pooled_weight == 0.0 && self.patch_weight == 0.0 {
@@ -93,7 +93,7 @@ impl MethodRecipe for Config {
         let stride_px = model.stride_px() as u32;
         if let Some(crop) = cx.views.crops.iter().find(|crop| !crop.size_px.is_multiple_of(stride_px)) {
             return Err(format!(
-                "views: a view of {} px is not a multiple of the {stride_px} px that a token of the teacher covers \
+                "views: {} px is not a multiple of {stride_px} px, the token size of the teacher \
                  (method.teacher.weights)",
                 crop.size_px
             ));

@@ -47,8 +47,8 @@ pub struct Config {
     /// Standard deviation of the head's initial weights, 0.02 by default; see `model.init_std`.
     #[serde(default = "default_head_init_std")]
     pub head_init_std: f32,
-    /// Whether the rows of the last layer keep length one; they are trained by default, as in the
-    /// published runs of small models.
+    /// Whether the rows of the last layer keep unit length; their lengths are trained by default,
+    /// as in the published runs of small models.
     #[serde(default)]
     pub norm_last_layer: bool,
     /// Length of time at the start during which the last layer is frozen; 1 epoch by default.
@@ -72,7 +72,7 @@ pub struct Config {
     /// Decay of the centers' moving averages; 0.9 by default.
     #[serde(default = "default_center_decay")]
     pub center_decay: f64,
-    /// Patches over whose scores the center of patches is averaged: the masked ones, the default,
+    /// Patches whose scores are averaged into the center of patches: the masked ones, the default,
     /// or all, as in the published runs, where the teacher's head scores all of them.
     #[serde(default, skip_serializing_if = "is_default_patch_center")]
     pub patch_center: CenteredOn,
@@ -86,11 +86,11 @@ pub struct Config {
     /// Weight of the masked patches' part of the loss; 1 by default.
     #[serde(default = "default_patch_weight")]
     pub patch_weight: f64,
-    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all
-    /// of them. A rank scores its part for the images of the whole group, and gathers only that
-    /// part: with many prototypes it takes less memory and traffic. It must divide the prototypes
-    /// and the ranks of a shard group, and the numbers of a layer of prototypes must be a multiple
-    /// of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes among themselves; with 1, the default, each rank
+    /// scores all of them. A rank scores its part for the images of the whole group, and gathers
+    /// only that part: with many prototypes, this takes less memory and traffic. It must divide the
+    /// prototypes and the ranks of a shard group, and the number of parameters of a prototype layer
+    /// must be a multiple of 64 times the number of these ranks. Losses differ only by rounding.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }

@@ -44,7 +44,7 @@ pub struct Config {
     #[serde(default)]
     pub center: Center,
     /// Channels of a linear layer between the backbone and the projection, as in the authors'
-    /// examples; absent for none.
+    /// examples; none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<usize>,
     /// Channels of the head's hidden layers; two layers of 2048 by default.
@@ -102,7 +102,7 @@ impl MethodRecipe for Config {
         }
         let n_views: usize = cx.views.groups().iter().map(|group| group.n_views).sum();
         if n_views < 2 {
-            return Err("views: LeJEPA needs two views or more, which are to agree".into());
+            return Err("views: LeJEPA needs at least two views".into());
         }
         let config = self.clone();
         let views = cx.views.clone();

@@ -98,13 +98,10 @@ fn default_predictor_output_norm() -> bool {
 impl Config {
     fn validate(&self, cx: &MethodContext) -> Result<(), String> {
         if !(self.temperature > 0.0 && self.temperature <= 1e3) {
-            return Err(format!(
-                "method.temperature {} must lie above 0 and not above 1000",
-                self.temperature
-            ));
+            return Err(format!("method.temperature {} must be above 0 and at most 1000", self.temperature));
         }
         if let Some(share) = self.momentum.iter().find(|share| !(0.0..=1.0).contains(*share)) {
-            return Err(format!("method.momentum is {share} and must lie in 0..=1"));
+            return Err(format!("method.momentum is {share} but must lie in 0..=1"));
         }
         if self.output == 0 || self.projector_hidden.contains(&0) || self.predictor_hidden.contains(&0) {
             return Err(
@@ -115,12 +112,13 @@ impl Config {
         }
         if cx.length.batch_size < 2 {
             return Err(
-                "optim.batch_size 1: MoCo v3 compares each image with others, it must be at least 2".into()
+                "optim.batch_size 1: must be at least 2, because MoCo v3 compares each image with others"
+                    .into(),
             );
         }
         match cx.views.groups()[..] {
             [first, second] if [first.n_views, second.n_views] == [1, 1] => Ok(()),
-            _ => Err("views: MoCo v3 compares two views, each with statistics of its own: preset = \"moco_v3\", or two \
+            _ => Err("views: MoCo v3 compares two views, each with its own statistics: use preset = \"moco_v3\", or two \
                       crops with own_statistics = true"
                 .into()),
         }

@@ -90,10 +90,10 @@ pub enum UpdateRule {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FrozenWeights {
-    /// File or folder of the weights, written by another library or by a run of this program.
+    /// File or folder of the weights, written by another library or by a run of ocelli.
     pub weights: String,
-    /// Fingerprint of the weights: files with the same one hold the same weights. Always set in a
-    /// plan.
+    /// Fingerprint of the weights: files with the same fingerprint have the same weights. Always
+    /// set in a plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
     /// Backbone that the file describes. Always set in a plan.
@@ -102,11 +102,10 @@ pub struct FrozenWeights {
     /// Normalization of pixels that the file describes. Always set in a plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub normalization: Option<Normalization>,
-    /// Shapes of the parameters of its heads, by name. Set in a plan where the network has heads.
+    /// Shapes of the parameters of its heads, by name. Set in a plan if the network has heads.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub heads: BTreeMap<String, Vec<usize>>,
-    /// Whether the network was trained with masked patches. Set in a plan where the network has
-    /// heads.
+    /// Whether the network was trained with masked patches. Set in a plan if the network has heads.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub saw_masks: bool,
 }

@@ -65,17 +65,15 @@ fn default_output() -> usize {
 impl MethodRecipe for Config {
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         if !(self.temperature > 0.0 && self.temperature <= 1e3) {
-            return Err(format!(
-                "method.temperature {} must lie above 0 and not above 1000",
-                self.temperature
-            ));
+            return Err(format!("method.temperature {} must be above 0 and at most 1000", self.temperature));
         }
         if self.head_output == 0 || self.head_hidden.contains(&0) {
             return Err("method.head_output and every number of method.head_hidden must be at least 1".into());
         }
         if cx.length.batch_size < 2 {
             return Err(
-                "optim.batch_size 1: SimCLR compares each image with others, it must be at least 2".into()
+                "optim.batch_size 1: must be at least 2, because SimCLR compares each image with others"
+                    .into(),
             );
         }
         match cx.views.groups()[..] {

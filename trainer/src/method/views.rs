@@ -28,10 +28,10 @@ pub struct PresetSizes {
     pub local_px: u32,
     /// Number of local views.
     pub n_local: usize,
-    /// Smallest and largest area of a global view over that of the image; 0.4 and 1 by default.
+    /// Smallest and largest area of a global view as a share of the image; 0.4 and 1 by default.
     #[serde(default = "default_global_scale")]
     pub global_scale: [f64; 2],
-    /// Smallest and largest area of a local view over that of the image; 0.05 and 0.4 by default.
+    /// Smallest and largest area of a local view as a share of the image; 0.05 and 0.4 by default.
     #[serde(default = "default_local_scale")]
     pub local_scale: [f64; 2],
     /// Sizes of the views by share of the batches, in place of `global_px` and `local_px`; none by
@@ -62,14 +62,14 @@ pub struct Dinov2Views {
     pub local_px: u32,
     /// Number of local views.
     pub n_local: usize,
-    /// Probabilities of blur: `released`, the default, has those of the released models, `paper`
-    /// the paper's.
+    /// Probabilities of blur: `released`, the default, for those of the released models, `paper`
+    /// for the paper's.
     #[serde(default = "default_blur")]
     pub blur: BlurRule,
     /// Probability of a flip; 0.5 by default, 0 in DINOv3's largest network.
     #[serde(default = "default_flip_p")]
     pub flip_p: f32,
-    /// Side in pixels of undistorted repeats of the global views, for DINOv3's Gram teacher; none
+    /// Side, in pixels, of undistorted copies of the global views, for DINOv3's Gram teacher; none
     /// by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gram_px: Option<u32>,
@@ -97,7 +97,7 @@ fn default_blur() -> BlurRule {
 pub struct MocoV3Views {
     /// Side of both views in pixels.
     pub size_px: u32,
-    /// Smallest and largest area of a view over that of the image: from 0.08, the default, for
+    /// Smallest and largest area of a view as a share of the image: from 0.08, the default, for
     /// transformers, 0.2 for ResNet-50.
     #[serde(default = "default_moco_v3_scale")]
     pub scale: [f64; 2],
@@ -116,11 +116,11 @@ fn default_moco_v3_scale() -> [f64; 2] {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChannelViews {
-    /// Probability of a rotation by one, two or three quarters of a turn, for views that state
-    /// none; 0 by default.
+    /// Probability of a rotation by one, two or three quarters of a turn, for views that do not set
+    /// their own; 0 by default.
     pub rotate_p: f32,
-    /// Probability with which each channel is set to 0, except that one always remains, for views
-    /// that state none; 0 by default.
+    /// Probability with which each channel is set to 0 (at least one always remains), for views
+    /// that do not set their own; 0 by default.
     pub drop_p: f32,
 }
 

@@ -28,7 +28,7 @@ const CLIP_EPSILON: f64 = 1e-6;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClipRule {
-    /// Every parameter tensor by itself: DINO.
+    /// Every parameter tensor separately: DINO.
     #[default]
     PerTensor,
     /// The backbone, and each head: DINOv2.

@@ -21,31 +21,32 @@ pub(super) fn check_channels(
     let n_constants = data.normalization.n_channels();
     if n_constants != n_channels {
         return Err(format!(
-            "data.normalization has constants of {n_constants} channels, and data.channels is {n_channels}: `ocelli shards stats \
-             --channels {n_channels} --bits {}` measures those of a data set",
+            "data.normalization has {n_constants} channels, but data.channels is {n_channels}: measure \
+             your images with `ocelli shards stats --channels {n_channels} --bits {}`",
             format.depth.bits()
         ));
     }
     let n_model_channels = recipe.model.n_channels();
     if n_model_channels != n_channels {
         return Err(format!(
-            "model.channels, of [model] or of the weights, is {n_model_channels}, and data.channels {n_channels}: set data.channels to it, or \
-             init.first_layer to convert the weights"
+            "model.channels (from [model] or the weights) is {n_model_channels}, but data.channels is \
+             {n_channels}: set data.channels to {n_model_channels}, or set init.first_layer to convert the \
+             weights"
         ));
     }
     if data.background.is_some() && !format.is_rgb8() {
-        return Err(format!("data.background is for 8-bit RGB, not for {format}"));
+        return Err(format!("data.background applies to 8-bit RGB only, not to {format}"));
     }
     if data.no_data.is_some() && format.is_rgb8() {
-        return Err(format!("data.no_data is for images with a value for no data, not for {format}"));
+        return Err(format!("data.no_data does not apply to {format}"));
     }
     if let Some(bits) = data.bits_used {
         if !(1..16).contains(&bits) {
-            return Err(format!("data.bits_used is {bits}: 1 to 15 of 16 bits"));
+            return Err(format!("data.bits_used is {bits} but must lie in 1..=15"));
         }
         if format.depth == Depth::Float {
             return Err(
-                "data.bits_used is for images of 16 bits, and data.bits = 32 takes numbers as they are"
+                "data.bits_used applies to 16-bit images; with data.bits = 32, values are used as they are"
                     .into(),
             );
         }
@@ -54,7 +55,7 @@ pub(super) fn check_channels(
         for number in [no_data.value, no_data.fill.number()].into_iter().flatten() {
             if !number.is_finite() {
                 return Err(format!(
-                    "data.no_data: {number} is no number; NaN stands for no data in any case"
+                    "data.no_data: {number} is not a finite number; NaN always means no data"
                 ));
             }
         }
@@ -62,7 +63,8 @@ pub(super) fn check_channels(
     let other = networks.iter().find(|network| network.model(&recipe.model).n_channels() != n_channels);
     if let Some(network) = other {
         return Err(format!(
-            "the network {} takes images of {} channels, and data.channels is {n_channels}: both see the same views",
+            "the network {} takes images of {} channels, but data.channels is {n_channels}: both networks \
+             see the same views",
             network.name,
             network.model(&recipe.model).n_channels()
         ));
@@ -70,7 +72,7 @@ pub(super) fn check_channels(
     views
         .first()
         .check_format(format)
-        .map_err(|error| format!("views.{error}; --set views.channels={{}} leaves such operations out"))
+        .map_err(|error| format!("views.{error}; --set views.channels={{}} turns such operations off"))
 }
 
 #[cfg(test)]
@@ -124,8 +126,10 @@ mod tests {
         assert_eq!(narrow.recipe.data.rules().bits_used, Some(12));
         let again = Recipe::parse(&narrow.to_toml(), "plan", &[]).expect("a recipe");
         assert_eq!(again, narrow.recipe);
-        assert!(resolve_error(&["data.no_data={ value = 0 }"]).contains("not for 3 channels of 8 bits"));
-        assert!(resolve_error(&["data.bits_used=16"]).contains("1 to 15"));
+        assert!(
+            resolve_error(&["data.no_data={ value = 0 }"]).contains("does not apply to 3 channels of 8 bits")
+        );
+        assert!(resolve_error(&["data.bits_used=16"]).contains("1..=15"));
         assert!(
             resolve_error(&["data.bits_used=12", "data.bits=32", "views.channels={}"])
                 .contains("as they are")
@@ -141,21 +145,21 @@ mod tests {
     fn errors_name_the_key_that_does_not_fit() {
         assert!(resolve_error(&["data.channels=5"]).contains("ocelli shards stats --channels 5 --bits 8"));
         assert!(resolve_error(&["data.channels=0"]).contains("data.channels: 0 channels"));
-        assert!(resolve_error(&["data.bits=12"]).contains("12 bits a channel: 8, 16 or 32"));
+        assert!(resolve_error(&["data.bits=12"]).contains("12 bits per channel: 8, 16 or 32"));
         assert!(
             resolve_error(&["data.channels=5", CONSTANTS])
-                .contains("views.crops[0].jitter.saturation: exists for 8-bit RGB only")
+                .contains("views.crops[0].jitter.saturation: is only supported for 8-bit RGB")
         );
         assert!(
             resolve_error(&["data.bits=16"]).contains("views.channels={}"),
             "RGB of 16 bits has other views, too"
         );
         let both = resolve_error(&["data.channels=5", CONSTANTS, "model.channels=4", "views.channels={}"]);
-        assert!(both.contains("is 4, and data.channels 5"), "{both}");
+        assert!(both.contains("is 4, but data.channels is 5"), "{both}");
         let background = ["data.bits=16", "views.channels={}", "data.background=[1, 2, 3]"];
         assert!(resolve_error(&background).contains("data.background"));
         let uneven = "data.normalization={ mean = [0.1, 0.2], std = [0.1] }";
-        assert!(resolve_error(&[uneven]).contains("2 means and 1 deviations"));
+        assert!(resolve_error(&[uneven]).contains("2 means but 1 standard deviations"));
         assert!(resolve_error(&["views.channels={ drop_p = 2.0 }"]).contains("*_p"));
     }
 }

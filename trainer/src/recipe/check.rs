@@ -39,29 +39,29 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     let optim = &recipe.optim;
     if !optim.batch_size.is_multiple_of(optim.stat_images()) {
         return Err(recipe.error(format!(
-            "optim.stat_images {} does not divide optim.batch_size {}; 0 takes the whole batch",
+            "optim.stat_images {} does not divide optim.batch_size {}; use 0 for the whole batch",
             optim.stat_images, optim.batch_size
         )));
     }
     let needs_statistics = networks.iter().any(|network| needs_batch_statistics(network, &recipe.model));
     if optim.stat_images() < 2 && needs_statistics {
         return Err(recipe.error(format!(
-            "optim.batch_size {}, optim.stat_images {}: batch normalization needs statistics over two images or more",
+            "optim.batch_size {}, optim.stat_images {}: batch normalization needs statistics over at least \
+             two images",
             optim.batch_size, optim.stat_images
         )));
     }
     let precision = optim.precision;
     if precision.memory == Some(Arithmetic::Bf16) && precision.compute != Arithmetic::Bf16 {
-        return Err(recipe.error(
-            "optim.precision.memory = \"bf16\" goes with optim.precision.compute = \"bf16\" alone".into(),
-        ));
+        return Err(recipe
+            .error("optim.precision.memory = \"bf16\" requires optim.precision.compute = \"bf16\"".into()));
     }
     if plan.cooldown_steps > 0 && optim.schedule != LrSchedule::Constant {
-        return Err(recipe.error("optim.cooldown goes with optim.schedule = \"constant\" alone".into()));
+        return Err(recipe.error("optim.cooldown requires optim.schedule = \"constant\"".into()));
     }
     if plan.warmup_steps + plan.cooldown_steps > plan.total_steps && plan.cooldown_steps > 0 {
         return Err(recipe.error(format!(
-            "optim.warmup and optim.cooldown take {} steps, more than the {} of the run",
+            "optim.warmup and optim.cooldown take {} steps together, more than the run's {}",
             plan.warmup_steps + plan.cooldown_steps,
             plan.total_steps
         )));
@@ -86,8 +86,8 @@ fn check_repeats(views: &ViewsConfig, networks: &[NetworkSpec], n_sizes: usize) 
     let is_seen = trained.is_some_and(|network| network.sizes().contains(&(n_sizes - 1)));
     if views.gram_px().is_some() && is_seen {
         return Err(
-            "views.gram_px: these repeats of the global views are for an earlier teacher that sees them, and the method has none: \
-             method.gram adds one"
+            "views.gram_px: repeats of the global views are for a Gram teacher, but the method has none: \
+             add method.gram, or remove views.gram_px"
                 .into(),
         );
     }
@@ -106,7 +106,7 @@ fn check_sizes(views: &ViewMix, sizes: &[usize], model: &ModelConfig, owner: &st
             let above = side.next_multiple_of(stride_px);
             let nearest = if below == 0 { format!("{above} is") } else { format!("{below} and {above} are") };
             return Err(format!(
-                "views: a view of {side} px is not a multiple of the {stride_px} px that a token of {owner} covers; {nearest}"
+                "views: {side} px is not a multiple of {stride_px} px, the token size of {owner}; {nearest}"
             ));
         }
     }

@@ -49,7 +49,7 @@ pub(crate) fn difference_of_images(run: &Plan, plan: &Plan) -> Option<String> {
         return Some(format!("{} samples there, {} here", run.n_samples, plan.n_samples));
     }
     if are_known_and_differ(&run.data_fingerprint, &plan.data_fingerprint) {
-        return Some("as many samples, but other keys, lengths, order or weights".into());
+        return Some("the same number of samples, but different keys, lengths, order or weights".into());
     }
     let have_checksums = !run.data_checksums.is_empty() && !plan.data_checksums.is_empty();
     let have_other_bytes = if have_checksums {
@@ -57,7 +57,7 @@ pub(crate) fn difference_of_images(run: &Plan, plan: &Plan) -> Option<String> {
     } else {
         are_known_and_differ(&run.data_images, &plan.data_images)
     };
-    have_other_bytes.then(|| "the same keys and lengths, but other bytes".into())
+    have_other_bytes.then(|| "the same keys and lengths, but different bytes".into())
 }
 
 fn are_known_and_differ(hash: &str, other: &str) -> bool {

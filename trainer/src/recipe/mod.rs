@@ -49,7 +49,7 @@ fn form() -> &'static Form {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// Name of the recipe, shown to people.
+    /// Name of the recipe, for display.
     pub name: String,
     /// Seed of all random numbers of the run; 0 by default.
     #[serde(default)]
@@ -153,48 +153,49 @@ pub struct DataConfig {
     /// shards given to it.
     #[serde(serialize_with = "redact_list")]
     pub shards: Vec<String>,
-    /// Shares of sources that are mixed, relative to one another and by name, such as `{ web = 0.7,
-    /// photos = 0.3 }`; `--shards web=FOLDER photos=FOLDER` names the shards of each. Of every
-    /// thousand images, counted from the first, each source gives its share, rounded to a
-    /// thousandth and at least that. An epoch is as many images as all sources have together.
+    /// Relative shares of the sources to mix, by name, such as `{ web = 0.7, photos = 0.3 }`;
+    /// `--shards web=FOLDER photos=FOLDER` gives the shards of each. Of every thousand images,
+    /// counted from the first, each source provides its share, rounded to a thousandth and at least
+    /// one. An epoch has as many images as all sources together.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub mix: BTreeMap<String, f64>,
-    /// List of weights, a .jsonl, .csv or .tsv with columns `key` and `weight`, and `shard` where
-    /// keys are not unique, such as the list.jsonl of `ocelli curate balance --weights`. An image
-    /// is shown as often as its weight says, relative to the others of its source; one that is not
-    /// in the list is not shown.
+    /// File of image weights: a .jsonl, .csv or .tsv with columns `key` and `weight`, and `shard`
+    /// if keys are not unique, such as the list.jsonl of `ocelli curate balance --weights`. Images
+    /// of a source are shown in proportion to their weights; images that are not listed are not
+    /// shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
     /// Number of shards whose samples are shuffled together; 16 by default.
     pub window_shards: usize,
-    /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. It is
-    /// judged from the first hundred samples on, and three are never too many unless it is 0.
+    /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. Checked
+    /// after 100 samples. Up to three bad samples are tolerated, unless the rate is 0.
     pub max_bad_rate: f64,
-    /// Largest image in pixels of three channels, and in proportion for more; larger ones are
-    /// refused.
+    /// Largest image, in pixels with three channels, proportionally fewer with more; larger images
+    /// are refused.
     pub max_pixels: u64,
-    /// True if the EXIF orientation of an image is applied.
+    /// Whether to apply the EXIF orientation of images.
     pub apply_exif: bool,
     /// Color behind transparent pixels of RGB images: red, green and blue in 0..=255. Without it,
-    /// the transparency of pixels is ignored.
+    /// transparency is ignored.
     pub background: Option<[u8; 3]>,
-    /// Number of channels of an image; 3 by default. Images of other channels or bits are PNG, TIFF
-    /// with any number of bands or pages, `.npy`, or samples of several files, one for each band,
+    /// Number of channels of an image; 3 by default. Images with other channels or bits can be PNG,
+    /// TIFF with any number of bands or pages, `.npy`, or samples of several files, one per band,
     /// such as `tile.b02.tif` and `tile.b08.tif`.
     #[serde(skip_serializing_if = "is_rgb")]
     pub channels: usize,
-    /// Bits of a channel's values: 8, the default, 16, or 32 for floating point, as which numbers
-    /// of any type are read.
+    /// Bits per channel: 8, the default, 16, or 32 for floating point, to which numbers of any type
+    /// are converted.
     #[serde(rename = "bits", skip_serializing_if = "Depth::is_eight")]
     pub depth: Depth,
-    /// Bits that the values of 16-bit images use, if not all, such as 12 of many cameras and
-    /// scanners: values are scaled as if they used all 16, and an image with a larger value is
-    /// refused. `ocelli shards stats` says how many bits are used.
+    /// Number of bits that 16-bit images actually use, such as 12 for many cameras and scanners:
+    /// values are scaled as if they used all 16, and an image with a larger value is refused.
+    /// `ocelli shards stats` reports how many bits are used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bits_used: Option<u8>,
-    /// Pixels that stand for no data, in images of other formats than 8-bit RGB: `{ value = -9999
-    /// }`; in floating point NaN does in any case. They get the mean of the other pixels of their
-    /// image and channel, or the number `fill`. Without this table, images with NaN are refused.
+    /// Value that marks pixels without data, in images other than 8-bit RGB: `{ value = -9999 }`;
+    /// in floating-point images, NaN always does. Such pixels get the mean of the other pixels of
+    /// their image and channel, or the number `fill`. Without this table, images with NaN are
+    /// refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_data: Option<NoData>,
     /// Mean subtracted from each channel, and standard deviation by which it is divided, where 1 is
@@ -271,21 +272,21 @@ impl Default for DataConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InitConfig {
-    /// File or folder of the weights, written by another library or by a run of this program; empty
-    /// for those that the command line names.
+    /// File or folder of the weights, written by another library or by a run of ocelli; empty for
+    /// those given on the command line.
     #[serde(default)]
     pub weights: String,
-    /// Fingerprint of the weights when the run began: files with the same one hold the same
+    /// Fingerprint of the weights when the run began: files with the same fingerprint have the same
     /// weights. Set in a plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
-    /// Starts heads with those of the run that the weights come from, which must have the same
-    /// sizes; at random by default.
+    /// Starts with the heads of the run that the weights come from, which must have the same sizes;
+    /// random heads by default.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub heads: bool,
-    /// Kernels of the first layer where data.channels is not that of the weights: those of red,
-    /// green and blue in turn, or their mean, either times 3 / channels. Absent, such weights are
-    /// refused.
+    /// Kernels of the first layer if data.channels differs from the channels of the weights: those
+    /// of red, green and blue in turn, or their mean, both times 3 / channels. If absent, such
+    /// weights are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_layer: Option<FirstLayer>,
 }
@@ -327,14 +328,14 @@ pub struct RunConfig {
     pub log_every_steps: u64,
     /// Steps between two checkpoints; 500 by default.
     pub checkpoint_every_steps: u64,
-    /// Minutes after which a checkpoint is written in between; 0 for never, 30 by default.
+    /// Minutes after which an additional checkpoint is written; 0 for never, 30 by default.
     pub checkpoint_every_minutes: f64,
-    /// Number of checkpoints that are kept, the newest ones; 2 by default.
+    /// Number of newest checkpoints to keep; 2 by default.
     pub keep_checkpoints: usize,
     /// Steps between two probes; 0, the default, to probe after the last step only.
     pub probe_every_steps: u64,
     /// Worker threads of a rank; 0 for one per core, or one if a GPU computes. Another number
-    /// changes the order of sums, and so the last bits of the result.
+    /// changes the order of sums, and thus the last bits of the result.
     pub workers: usize,
     /// Threads of a rank that decode and augment; 0 for one per core.
     pub data_threads: usize,
@@ -357,9 +358,9 @@ pub struct RunConfig {
     /// Largest number of parameters of a unit of a backbone. A larger unit is divided into parts,
     /// whose weights are gathered and whose gradients are summed one part after another. Residual
     /// branches of ResNet and RegNet divide down to a few output channels of one layer, a
-    /// transformer's block into attention and MLP, other units and heads not at all; a number that
-    /// cannot be met is refused. If absent, none is divided. Where a layer is divided, gradients
-    /// differ by rounding.
+    /// transformer's block into attention and MLP, other units and heads cannot be divided; a
+    /// number that cannot be met is refused. If absent, no unit is divided. Where a layer is
+    /// divided, gradients differ by rounding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_unit_parameters: Option<usize>,
     /// Kernels that multiply matrices on a GPU: `auto`, `cublaslt` or `cubecl`. `auto`, the
@@ -367,13 +368,13 @@ pub struct RunConfig {
     /// does not start without it. Results differ by rounding.
     #[serde(skip_serializing_if = "KernelChoice::is_default")]
     pub kernels: KernelChoice,
-    /// True if master weights and moments of all networks are kept in host memory while a GPU
-    /// computes, which is sent weights unit by unit; false by default.
+    /// Whether to keep master weights and moments of all networks in host memory, and send weights
+    /// to the GPU unit by unit; false by default.
     pub offload: bool,
-    /// True if gradients are summed in a fixed order, which yields the same bits on any number of
-    /// ranks; otherwise the engine chooses the order. A rank receives as many bytes either way, but
-    /// a fixed order sends more between nodes of several ranks, unless the ranks of a node are a
-    /// shard group. True by default.
+    /// Whether to sum gradients in a fixed order, which yields the same bits on any number of
+    /// ranks; otherwise the engine chooses the order. A rank receives the same number of bytes
+    /// either way, but a fixed order sends more between nodes of several ranks, unless the ranks of
+    /// a node are a shard group. True by default.
     pub exact_sums: bool,
     /// Seconds after which a collective that has not finished is an error; 600 by default.
     pub deadline_s: u64,

@@ -41,7 +41,7 @@ pub struct OptimConfig {
     /// (DINO's on ResNet-50) and 1e-6 with LARS and LARC (SimCLR's and SwAV's).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<[f64; 2]>,
-    /// True if biases, gains and other vectors are decayed as well; false by default.
+    /// Whether to decay biases, gains and other vectors as well; false by default.
     #[serde(default)]
     pub decay_vectors: bool,
     /// Decay rates of AdamW's two moments; 0.9 and 0.999 by default.
@@ -50,7 +50,7 @@ pub struct OptimConfig {
     /// Momentum of all algorithms but AdamW; 0.9 by default.
     #[serde(default = "default_momentum")]
     pub momentum: f64,
-    /// True if the momentum is Nesterov's; false by default.
+    /// Whether to use Nesterov momentum; false by default.
     #[serde(default)]
     pub nesterov: bool,
     /// Trust coefficient of LARS and LARC: norm of an update over that of its parameter, at rate 1;
@@ -61,11 +61,11 @@ pub struct OptimConfig {
     /// clipping with the others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
-    /// Parameters that form a clip group; each tensor by itself by default.
+    /// Parameters that are clipped as a group; each tensor separately by default.
     #[serde(default)]
     pub clip: ClipRule,
-    /// Ratio of the learning rate of a unit of the backbone to that of the unit after it, from the
-    /// last one, which has the run's rate, to the first; 1 by default.
+    /// Ratio of the learning rate of a backbone unit to that of the unit after it; the last unit
+    /// has the run's rate; 1 by default.
     #[serde(default = "default_ratio", skip_serializing_if = "is_one")]
     pub layer_decay: f64,
     /// Ratio of the learning rate of a transformer's projection of patches to that of its unit; 1
@@ -73,14 +73,14 @@ pub struct OptimConfig {
     #[serde(default = "default_ratio", skip_serializing_if = "is_one")]
     pub patch_rate: f64,
     /// Length of time at the start during which the trained network's backbone is frozen, so that
-    /// new heads do not disturb the weights that it started with; none by default.
+    /// new heads do not disturb its initial weights; none by default.
     #[serde(default = "no_time", skip_serializing_if = "is_no_time")]
     pub freeze_backbone: Duration,
     /// Number of micro-batches in a global batch, over all ranks; 0 for one per rank, or more where
-    /// `stat_images` needs it. A rank runs its own through a unit one after another: a unit that
-    /// does not keep its graph needs activation memory for one only. The order of sums depends on
-    /// this number, not on the number of ranks: if it is set, 1, 2, 4 … ranks give the same bits,
-    /// as long as gradients are sent in f32.
+    /// `stat_images` needs it. A rank passes its micro-batches through a unit one at a time, so a
+    /// unit that does not keep its graph needs activation memory for only one. The order of sums
+    /// depends on this number, not on the number of ranks: if it is set, 1, 2, 4 … ranks give the
+    /// same bits, as long as gradients are sent in f32.
     #[serde(default)]
     pub micro_batches: usize,
     /// Number of images that share statistics, such as those of batch normalization; 0 for the
@@ -170,10 +170,10 @@ pub enum Algorithm {
     Adamw,
     /// Stochastic gradient descent with momentum.
     Sgd,
-    /// Gradient descent with a rate of its own for each decayed parameter (You et al. 2017), as in
+    /// Gradient descent with a separate rate for each decayed parameter (You et al. 2017), as in
     /// VISSL and MoCo v3.
     Lars,
-    /// Gradient descent with a rate of its own for every parameter, as in NVIDIA's apex.
+    /// Gradient descent with a separate rate for each parameter, as in NVIDIA's apex.
     Larc,
 }
 

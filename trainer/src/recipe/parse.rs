@@ -74,7 +74,7 @@ const UNITS: [&str; 4] = ["steps", "epochs", "samples", "percent"];
 fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
     let (path, value) = entry.split_once('=').ok_or(format!("--set {entry}: expected key=value"))?;
     if value.contains(['\n', '\r']) {
-        return Err(format!("--set {path}: a value is one line"));
+        return Err(format!("--set {path}: the value must be on one line"));
     }
     let parsed: toml::Table = format!("v = {value}")
         .parse()
@@ -119,8 +119,9 @@ impl<'a> Container<'a> {
             Self::List(list) => {
                 let n = list.len();
                 let number = key.parse::<usize>().ok().filter(|number| *number < n);
-                let number = number
-                    .ok_or(format!("--set {entry}: {key} is not one of its {n} entries, counted from 0"))?;
+                let number = number.ok_or(format!(
+                    "--set {entry}: there is no entry {key}: the list has {n}, counted from 0"
+                ))?;
                 Ok(&mut list[number])
             }
         }
@@ -172,10 +173,9 @@ warmup = { steps = 1 }
         assert_eq!(views.crops[0].size_px, 64);
         let views = views_with("views.crops.0.scale.1=0.5");
         assert_eq!(views.crops[0].scale, [0.2, 0.5]);
-        assert!(parse_error(RECIPE, &["views.crops.1.size_px=64"]).contains("1 is not one of its 1 entries"));
+        assert!(parse_error(RECIPE, &["views.crops.1.size_px=64"]).contains("no entry 1: the list has 1"));
         assert!(
-            parse_error(RECIPE, &["views.crops.first.size_px=64"])
-                .contains("first is not one of its 1 entries")
+            parse_error(RECIPE, &["views.crops.first.size_px=64"]).contains("no entry first: the list has 1")
         );
         assert!(parse_error(RECIPE, &["optim.lr.x=64"]).contains("lr is not a section"));
     }
@@ -208,16 +208,16 @@ warmup = { steps = 1 }
             &wrong,
         );
         for mistake in [
-            "model.heads is not known: known here are channels, depth, image_px",
+            "unknown key model.heads; known keys are channels, depth, image_px",
             "model.depth = \"18\" must be a whole number",
-            "without quotation marks it is 18",
+            "; write 18 without quotation marks",
             "optim.betas = 0.9 must be two numbers, [start, end]",
             "optim.length = 3 must be a length of time such as { epochs = 3 }",
-            "optim.warmpu is not known: did you mean warmup?",
+            "unknown key optim.warmpu: did you mean warmup?",
             "optim.schedule = \"cosinus\" is not one of cosine,",
             "did you mean cosine?",
             "views.crops.0.count = -1 must be a whole number of 0 or more",
-            "teacher is not known: the section [teacher] is gone: teacher.decay is method.teacher_decay now",
+            "unknown key teacher: the section [teacher] was removed: teacher.decay is now method.teacher_decay",
             "optim.lr is missing: learning rate for a batch of 256 images",
             "method.prototypes is missing",
         ] {

@@ -146,8 +146,8 @@ impl Plan {
         let groups = self.recipe.optim.n_stat_groups();
         if !n.is_multiple_of(groups) {
             return Err(self.recipe.error(format!(
-                "optim.stat_images {} makes {groups} groups of a batch, of which the {n} micro-batches \
-                 (optim.micro_batches) must be a multiple",
+                "optim.stat_images {} divides a batch into {groups} groups: the {n} micro-batches \
+                 (optim.micro_batches) must be a multiple of that",
                 self.recipe.optim.stat_images
             )));
         }
@@ -193,8 +193,8 @@ impl Plan {
         let sizes = units.map(|part| (numel(part.unit.as_ref()), part.unit));
         match sizes.max_by_key(|(size, _)| *size) {
             Some((size, unit)) if size > limit => Err(self.recipe.error(format!(
-                "run.max_unit_parameters {limit}: unit {} cannot be divided into parts of fewer than {size} parameters: set it to at least \
-                 that, or leave it out",
+                "run.max_unit_parameters {limit}: unit {} cannot be divided into parts of fewer than \
+                 {size} parameters: set it to at least that, or remove it",
                 undivided_name(unit.name())
             ))),
             _ => Ok(()),
@@ -216,9 +216,10 @@ impl Plan {
             let UnitLayout { numel, padded, .. } = unit.layout(group_size);
             if numel != padded || unit.column_part(column_group_size).is_none() {
                 return Err(self.recipe.error(format!(
-                    "method.prototype_group {column_group_size}: the {numel} numbers of {} (prototypes times channels of an embedding, and \
-                     their lengths where these are trained) must be a multiple of {ALIGNMENT} times the {group_size} ranks of a shard group: choose other sizes, another run.shard_group, or \
-                     method.prototype_group = 1",
+                    "method.prototype_group {column_group_size}: the {numel} parameters of {} (prototypes \
+                     times embedding channels, plus their lengths if these are trained) must be a \
+                     multiple of {ALIGNMENT} times the {group_size} ranks of a shard group: choose other \
+                     sizes, another run.shard_group, or method.prototype_group = 1",
                     unit.name()
                 )));
             }
@@ -370,8 +371,8 @@ impl Plan {
                 if initial_shape != Some(shape) {
                     let description = initial_shape.map_or("absent".into(), |shape| format!("{shape:?}"));
                     return Err(self.recipe.error(format!(
-                        "init.heads: {name} is {shape:?} in the recipe and {description} in the weights: method must have the head \
-                         sizes of their run, or set init.heads=false"
+                        "init.heads: {name} is {shape:?} in the recipe and {description} in the weights: give \
+                         method the head sizes of their run, or set init.heads=false"
                     )));
                 }
             }
@@ -386,8 +387,8 @@ impl Plan {
     pub fn check_random_start(&self) -> Result<(), TrainError> {
         match self.method()?.needs_trained_weights() {
             Some(key) => Err(self.recipe.error(format!(
-                "{key} is 0, and the first step would take random weights for trained ones: give --init WEIGHTS or --fork RUN, or a \
-                 later {key}"
+                "{key} is 0, so the first step would use random weights as trained ones: give --init \
+                 WEIGHTS or --fork RUN, or a later {key}"
             ))),
             None => Ok(()),
         }

@@ -23,7 +23,9 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("optim.micro_batches", optim.micro_batches as f64, 0.0, MAX_COUNT)?;
     for (name, share) in &recipe.data.mix {
         if !is_source_name(name) {
-            return Err(format!("data.mix.{name}: the name of a source has letters, digits, _ and - only"));
+            return Err(format!(
+                "data.mix.{name}: the name of a source may have only letters, digits, _ and -"
+            ));
         }
         within(&format!("data.mix.{name}"), *share, f64::MIN_POSITIVE, MAX_VALUE)?;
     }
@@ -40,7 +42,8 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("optim.start_lr", optim.start_lr, 0.0, MAX_VALUE)?;
     if optim.start_lr > optim.lr {
         return Err(format!(
-            "optim.start_lr {} is above optim.lr {}: both are for 256 images, and the warm-up goes from one to the other",
+            "optim.start_lr {} is above optim.lr {}: both are for 256 images, and the warm-up rises from \
+             start_lr to lr",
             optim.start_lr, optim.lr
         ));
     }
@@ -52,7 +55,7 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     let is_layer_wise = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
     if is_layer_wise && optim.clip_norm() > 0.0 {
         return Err(format!(
-            "optim.clip_norm {} has no use with lars or larc, whose steps do not depend on the gradient's length: remove \
+            "optim.clip_norm {} has no effect with lars or larc, whose steps do not depend on the gradient's length: remove \
              it",
             optim.clip_norm()
         ));
@@ -88,7 +91,7 @@ pub(super) fn check_keys_of_algorithm(optim: &OptimConfig) -> Result<(), String>
     ];
     match keys.iter().find(|(_, is_read, is_default, _)| !is_read && !is_default) {
         Some((key, _, _, readers)) => Err(format!(
-            "optim.{key} is read by {readers} alone, and optim.algorithm is {}: remove it",
+            "optim.{key} is used only by {readers}, but optim.algorithm is {}: remove it",
             optim.algorithm.name()
         )),
         None => Ok(()),
@@ -100,7 +103,7 @@ fn within(key: &str, value: f64, low: f64, high: f64) -> Result<(), String> {
     if value >= low && value <= high {
         Ok(())
     } else {
-        Err(format!("{key} is {value} and must lie in {low}..={high}"))
+        Err(format!("{key} is {value} but must lie in {low}..={high}"))
     }
 }
 

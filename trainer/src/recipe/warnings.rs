@@ -16,7 +16,7 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     for (key, steps) in lengths(&plan.recipe, length) {
         if steps > plan.total_steps {
             warnings.push(format!(
-                "{key} is {steps} steps, and the run has {}: it never gets to its end",
+                "{key} is {steps} steps but the run has only {}: it never finishes",
                 plan.total_steps
             ));
         }
@@ -24,7 +24,7 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     let optim = &plan.recipe.optim;
     if optim.batch_size as u64 > plan.n_samples {
         warnings.push(format!(
-            "optim.batch_size is {}, and the data set has {} images: an image comes several times in a batch",
+            "optim.batch_size is {} but the data set has only {} images: images repeat within a batch",
             optim.batch_size, plan.n_samples
         ));
     }
@@ -32,7 +32,10 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
         warnings.push("optim.lr is 0: nothing is learned".into());
     }
     if (f64::MIN_POSITIVE..1e-6).contains(&optim.clip_norm()) {
-        warnings.push(format!("optim.clip_norm is {:e}: it leaves nothing of a gradient", optim.clip_norm()));
+        warnings.push(format!(
+            "optim.clip_norm is {:e}: gradients are clipped to almost nothing",
+            optim.clip_norm()
+        ));
     }
     warnings
 }

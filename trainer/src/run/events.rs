@@ -70,7 +70,7 @@ impl Events {
     /// [`TrainError::Io`], also if `png` is not a PNG file.
     pub fn picture(&mut self, step: u64, name: &str, png: &[u8]) -> Result<(), TrainError> {
         let [width, height] = png_size(png).ok_or_else(|| {
-            TrainError::io("write", &self.path, io::Error::other(format!("{name} is no PNG file")))
+            TrainError::io("write", &self.path, io::Error::other(format!("{name} is not a PNG file")))
         })?;
         let mut picture = Summary_Image::new();
         picture.set_width(width);

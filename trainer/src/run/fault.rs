@@ -107,19 +107,22 @@ impl Fault {
     pub fn misses(&self, plan: &Plan) -> Option<String> {
         if self.rank >= plan.world_size {
             return Some(format!(
-                "the drill never strikes: there is no rank {} of {}",
+                "--inject-fault: there is no rank {}: the run has {}, counted from 0",
                 self.rank, plan.world_size
             ));
         }
         if self.step >= plan.total_steps {
-            return Some(format!("the drill never strikes: step {} of {}", self.step, plan.total_steps));
+            return Some(format!(
+                "--inject-fault: step {} is beyond the end of the run ({} steps, counted from 0)",
+                self.step, plan.total_steps
+            ));
         }
         let every_steps = plan.recipe.run.checkpoint_every_steps;
         let saves = (self.step + 1).is_multiple_of(every_steps);
         (self.phase == "checkpoint" && !saves).then(|| {
             format!(
-                "the drill strikes only if the clock asks for a checkpoint: \
-                 none is due after step {}, but every {every_steps} steps",
+                "--inject-fault: no checkpoint is due after step {}, only every {every_steps} steps: the \
+                 fault occurs only if run.checkpoint_every_minutes asks for one then",
                 self.step
             )
         })

@@ -49,7 +49,7 @@ pub fn run(
         let folder = job.workdir.join("flight");
         match write_collectives(&folder, rank, &recorder) {
             Ok(()) => observer.warned(&format!("the last collectives are in {}", folder.display())),
-            Err(error) => observer.warned(&format!("the last collectives cannot be written: {error}")),
+            Err(error) => observer.warned(&format!("cannot write the last collectives: {error}")),
         }
     }
     result

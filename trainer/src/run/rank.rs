@@ -333,8 +333,8 @@ impl<'a> Run<'a> {
         state.bad_steps = 0;
         self.saved_step = back_to;
         let reason = format!(
-            "step {step}: {MAX_BAD_STEPS} steps in a row were not finite; back to step {back_to}, \
-             past the batches up to {}",
+            "step {step}: {MAX_BAD_STEPS} steps in a row were not finite; returning to step {back_to} and \
+             skipping the batches up to {}",
             next_batch - 1
         );
         if rank == 0 {

@@ -80,7 +80,7 @@ fn judge(step: u64, times: &mut [BusyTime]) -> Lateness {
         if *busy_ms > LATE * median && *busy_ms > median + LEAST_MS {
             warnings.push(format!(
                 "step {step}: rank {rank} slows the others down: busy for {busy_ms:.0} ms, \
-                 {data_wait_ms:.0} of them waiting for data, where the median is {median:.0}"
+                 {data_wait_ms:.0} ms of them waiting for data; the median is {median:.0} ms"
             ));
         }
     }

@@ -177,7 +177,7 @@ fn remove_rows_from(path: &Path, next_step: u64) -> Result<(), TrainError> {
         let written = file.and_then(|mut file| file.write_all(&damaged));
         written.map_err(|error| TrainError::io("write", &damaged_path, error))?;
         tracing::warn!(
-            "{} has rows that cannot be read; they are in {} now",
+            "{} has rows that cannot be read; they were moved to {}",
             path.display(),
             damaged_path.display()
         );

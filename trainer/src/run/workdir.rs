@@ -67,7 +67,7 @@ fn claim(
     if stored.is_none()
         && let Some((step, _)) = &checkpoint
     {
-        warn(&format!("plan.toml is missing: it is restored from the checkpoint of step {step}"));
+        warn(&format!("plan.toml is missing: restoring it from the checkpoint of step {step}"));
     }
     let stored_plan = stored.as_ref().map(|(_, plan)| plan);
     let checkpoint_plan = checkpoint.as_ref().map(|(_, plan)| plan);
@@ -75,8 +75,8 @@ fn claim(
         let lengthens = allowed.lengthen && plan.total_steps > previous.total_steps;
         if lengthens {
             warn(&format!(
-                "the run becomes longer, from {} to {} steps: rates that follow its length jump \
-                 to where the longer run has them",
+                "lengthening the run from {} to {} steps: rates that depend on its length jump to the \
+                 values of the longer run",
                 previous.total_steps, plan.total_steps
             ));
         }
@@ -122,7 +122,7 @@ fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> 
         };
     };
     if plan.total_steps > known.total_steps && difference(&with_length_of(known, plan), plan).is_none() {
-        here.push_str(" (--lengthen goes on with it)");
+        here.push_str(" (--lengthen continues it)");
     }
     Err(TrainError::RecipeMismatch { workdir: workdir.to_path_buf(), key, there, here })
 }
@@ -151,7 +151,7 @@ fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str))
     }
     if previous.kernels != plan.kernels {
         warn(&format!(
-            "the run was started with the kernels {} and continues with {}: results will differ by rounding",
+            "the run was started with kernels {} and continues with {}: results will differ by rounding",
             describe_kernels(&previous.kernels),
             describe_kernels(&plan.kernels)
         ));
@@ -192,7 +192,7 @@ pub(super) fn read_plan(workdir: &Path) -> Result<Option<(String, Plan)>, TrainE
         Err(error) => Err(TrainError::Recipe {
             recipe: path.display().to_string(),
             reason: format!(
-                "this program cannot read it ({}): finish the run with the release that started it, \
+                "this release cannot read it ({}): finish the run with the release that started it, \
                  or use another folder; if the file was damaged, remove it: it will be restored from the newest checkpoint",
                 error.message()
             ),

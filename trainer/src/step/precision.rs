@@ -41,7 +41,7 @@ pub struct Precision {
     /// Data type in which a convolutional network with batch normalization holds its maps, between
     /// operations and between its units, and their gradients, as PyTorch does under `autocast`;
     /// bf16 needs `compute = "bf16"`. The default is f32 on a CPU, and the type of `compute` on a
-    /// GPU: a run that moves from one to the other states it. Whatever it is, with `compute =
+    /// GPU: a run that moves from one to the other must set it. Whatever its value, with `compute =
     /// "bf16"` the graph of a transformer keeps the values that it multiplies in bf16, and gathered
     /// weights have the type of `gather`; residual streams of transformers are f32.
     #[serde(skip_serializing_if = "Option::is_none")]

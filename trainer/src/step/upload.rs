@@ -205,7 +205,7 @@ impl Uploads {
         });
         let thread = thread.map_err(|error| EngineError::Unavailable {
             engine: "device",
-            reason: format!("no thread to send batches: {error}"),
+            reason: format!("cannot start the thread that sends batches: {error}"),
         })?;
         Ok(Self { batches: Some(batches), thread: Some(thread) })
     }

@@ -206,10 +206,14 @@ fn check_config(config: Option<&Value>) -> Result<(), String> {
     let is_largest = config["architecture"].as_str().is_some_and(|name| name.starts_with("convnext_xxlarge"));
     let epsilon = epsilon.unwrap_or(if is_largest { 1e-5 } else { EPSILON });
     if (epsilon - EPSILON).abs() > 1e-9 {
-        return Err(format!("its norms add {epsilon} to the variance, ConvNeXts here {EPSILON}"));
+        return Err(format!(
+            "its norms add {epsilon} to the variance, but ConvNeXts of Ocelli add {EPSILON}"
+        ));
     }
     match arguments["output_stride"].as_u64() {
-        Some(stride) if stride != 32 => Err(format!("its stride is {stride}, that of ConvNeXts here 32")),
+        Some(stride) if stride != 32 => {
+            Err(format!("its stride is {stride}, but ConvNeXts of Ocelli have 32"))
+        }
         _ => Ok(()),
     }
 }
@@ -221,9 +225,9 @@ fn check_patches(patch_px: usize, library: Library) -> Result<(), String> {
         (_, 4) | (Library::Timm, 1 | 3..=7) => Ok(()),
         // It halves the grid after patches of 2 px, and never below a 32nd of the image.
         (Library::Timm, px) => {
-            Err(format!("timm's ConvNeXts with patches of {px} px have other strides than those here"))
+            Err(format!("timm's ConvNeXts with patches of {px} px have other strides than Ocelli's"))
         }
-        (_, px) => Err(format!("{}'s ConvNeXts have patches of 4 px, this one of {px}", library.name())),
+        (_, px) => Err(format!("{}'s ConvNeXts have patches of 4 px, but this one has {px}", library.name())),
     }
 }
 

@@ -235,7 +235,7 @@ fn find_published(tensors: &BackboneTensors, names: fn(&str) -> Vec<String>) -> 
             return Ok(model);
         }
     }
-    Err("its RegNet is none of the published RegNetYs".into())
+    Err("its RegNet is not one of the published RegNetYs".into())
 }
 
 /// Returns the published RegNetYs, and the name of each in timm; `None` if timm does not have it.

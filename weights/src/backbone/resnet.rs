@@ -51,7 +51,7 @@ impl Exchange for ResnetConfig {
             return Err("timm's ResNets have no 3×3 stem without pooling".into());
         }
         if self.width != 64 {
-            return Err(format!("timm's ResNets begin with 64 channels, this one with {}", self.width));
+            return Err(format!("timm's ResNets begin with 64 channels, but this one with {}", self.width));
         }
         let (depths, is_bottleneck) = self.stages();
         Ok(TimmModel {
@@ -193,11 +193,11 @@ fn config_from_shapes(
     let image_px = if stem == StemKind::Small { 32 } else { IMAGE_PX };
     let config = ResnetConfig { image_px, depth, width, stem, zero_init_residual: false, channels };
     let model = ModelConfig::Resnet(config.clone());
-    model.validate().map_err(|_| format!("a ResNet with {depths:?} branches is not supported"))?;
+    model.validate().map_err(|_| format!("a ResNet with {depths:?} blocks is not supported"))?;
     if config.stages() == (depths, is_bottleneck) {
         Ok(model)
     } else {
-        Err(format!("a ResNet with {depths:?} branches is not supported"))
+        Err(format!("a ResNet with {depths:?} blocks is not supported"))
     }
 }
 
@@ -221,7 +221,8 @@ fn check_branches(
         Ok(())
     } else {
         Err(format!(
-            "it is a Wide ResNet: its first branch has {channels} channels instead of {width}, which is not supported"
+            "it is a Wide ResNet: its first block has {channels} channels instead of {width}, which is not \
+             supported"
         ))
     }
 }

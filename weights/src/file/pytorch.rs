@@ -37,7 +37,7 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
         ));
     }
     if has_duplicate_members(path).map_err(|error| WeightsError::io("read", path, error))? {
-        let reason = "two members of its archive have one name: readers take one or the other";
+        let reason = "two members of its archive have the same name: readers may use either";
         return Err(WeightsError::malformed(path, reason.to_string()));
     }
     if let Some(view) = unresolved_view(path).map_err(|error| WeightsError::io("read", path, error))? {

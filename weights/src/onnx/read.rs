@@ -24,8 +24,8 @@ pub(crate) fn read(path: &Path) -> Result<(Arrays, HashMap<String, String>), Wei
     let metadata: HashMap<String, String> =
         model.metadata_props.into_iter().map(|entry| (entry.key, entry.value)).collect();
     if !metadata.contains_key(MODEL) {
-        let reason = "it is a graph of another program: only those of `ocelli export` can be read. Use the weights that \
-                      the graph was made of";
+        let reason = "it is a graph from another program: only those of `ocelli export` can be read. Use \
+                      the weights that it was exported from";
         return Err(WeightsError::unknown(path, reason));
     }
     let tensors = model.graph.map(|graph| graph.initializer).unwrap_or_default();
@@ -66,7 +66,7 @@ fn decode(tensor: &TensorMessage) -> Result<Option<Array>, String> {
     }
     let n_bytes = shape.iter().try_fold(element_bytes, |n: usize, dim| n.checked_mul(*dim));
     if n_bytes != Some(bytes.len()) {
-        return Err(format!("{} bytes do not have shape {shape:?}", bytes.len()));
+        return Err(format!("{} bytes do not fit shape {shape:?}", bytes.len()));
     }
     let mut values = match element {
         Some(element) => element.values(bytes),

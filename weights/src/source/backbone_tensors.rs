@@ -69,7 +69,7 @@ impl BackboneTensors {
             if let Some(name) = name.strip_prefix(prefix) {
                 let name = without_chunk(name);
                 if arrays.insert(name.clone(), array.clone()).is_some() {
-                    return Err(format!("it holds two tensors for {name}, in and outside of a chunk"));
+                    return Err(format!("it holds two tensors for {name}, inside and outside a chunk"));
                 }
             }
         }
@@ -82,7 +82,7 @@ impl BackboneTensors {
             return None;
         }
         let selected = format_names([self.prefix.as_str()]);
-        Some(format!("it also holds {}: {selected} is read (--network)", self.others))
+        Some(format!("it also holds {}; reading {selected} (choose another with --network)", self.others))
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&Array> {
@@ -171,7 +171,7 @@ fn choose_prefix<'a>(
             let named = prefixes_named(prefixes, wanted);
             if named.is_empty() && !prefixes.is_empty() {
                 let names = format_names(prefixes.iter().copied());
-                return Err(format!("it holds no network {wanted}, but {names}"));
+                return Err(format!("it holds no network {wanted}; it holds {names}"));
             }
             named
         }
@@ -190,7 +190,7 @@ fn choose_prefix<'a>(
         return Ok(Some(first));
     }
     Err(format!(
-        "it holds {} networks: --network chooses one of {}",
+        "it holds {} networks; choose one with --network: {}",
         candidates.len(),
         format_names(candidates)
     ))
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(choose_prefix(&nested, None, never_equal).unwrap(), Some(""));
         let copies = BTreeSet::from(["model.", "state_dict."]);
         let error = choose_prefix(&copies, None, never_equal).unwrap_err();
-        assert!(error.contains("--network chooses one of model, state_dict"), "{error}");
+        assert!(error.contains("choose one with --network: model, state_dict"), "{error}");
         assert_eq!(choose_prefix(&copies, None, |_, _| true).unwrap(), Some("model."), "one network, twice");
         let encoders = BTreeSet::from(["module.encoder_q.", "module.encoder_k."]);
         assert!(choose_prefix(&encoders, None, never_equal).is_err());

@@ -28,16 +28,15 @@ pub(crate) fn preprocessing(
     let Some((preprocessing, interpolation)) = stated else {
         if !is_normalization_known {
             assumed.push(
-                "the file does not say how colors are normalized: ImageNet's mean and deviation are taken \
-                 (--normalization)"
+                "the file does not state its color normalization; assuming ImageNet's mean and deviation \
+                 (override with --normalization)"
                     .into(),
             );
         }
         return Ok(fallback);
     };
     if interpolation != "bicubic" {
-        assumed
-            .push(format!("it was made with {interpolation} resizing; images are resized bicubically here"));
+        assumed.push(format!("it was trained with {interpolation} resizing; Ocelli resizes bicubically"));
     }
     Ok(preprocessing)
 }
@@ -141,14 +140,15 @@ pub(crate) fn check_sizes(source: &Source, model: &ModelConfig) -> Result<(), St
         let Some(stated) = values.into_iter().find(|value| value.is_number()) else { continue };
         if model[model_key].is_number() && stated.as_f64() != model[model_key].as_f64() {
             return Err(format!(
-                "its configuration says {key} = {stated}, and the weights have {}: they are of different networks",
+                "its configuration says {key} = {stated}, but the weights have {}: they belong to different \
+                 networks",
                 model[model_key]
             ));
         }
     }
     let has_no_qkv_bias = config["qkv_bias"] == false || config["model_args"]["qkv_bias"] == false;
     if has_no_qkv_bias && model["qkv_bias"] != "none" {
-        return Err("its configuration says qkv_bias = false, and the weights have such biases".into());
+        return Err("its configuration says qkv_bias = false, but the weights have such biases".into());
     }
     Ok(())
 }
@@ -182,7 +182,7 @@ fn normalization(config: &Value, mean_key: &str, std_key: &str) -> Result<Option
     }
     let (Some(means), Some(stds)) = (numbers(mean), numbers(std)) else {
         return Err(format!(
-            "{mean_key} is {mean} and {std_key} is {std}: a number for each channel is needed"
+            "{mean_key} is {mean} and {std_key} is {std}, but each needs one number per channel"
         ));
     };
     let normalization = Normalization { mean: means, std: stds };

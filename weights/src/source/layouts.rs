@@ -39,7 +39,7 @@ fn rename_all(arrays: Arrays, rename: impl Fn(&str) -> String) -> Result<Arrays,
     for (name, array) in arrays {
         let new_name = rename(&name);
         if renamed.insert(new_name.clone(), array).is_some() {
-            return Err(format!("it holds two tensors for {new_name}, of which {name} is one"));
+            return Err(format!("it holds two tensors for {new_name}, one of them {name}"));
         }
     }
     Ok(renamed)
@@ -114,8 +114,8 @@ fn sequence_prefixes(arrays: &Arrays) -> Result<Vec<String>, String> {
             sequences.push(prefix.to_string());
         } else if has_stages(arrays, prefix, 2..6) {
             return Err(format!(
-                "{prefix}0.weight is the first layer of lightly's ResNetGenerator in a sequence, where the activation behind the stem is \
-                 missing: such a network is not supported"
+                "{prefix}0.weight is the first layer of lightly's ResNetGenerator in a sequence, which lacks \
+                 the activation after the stem: this is not supported"
             ));
         }
     }

@@ -116,12 +116,12 @@ fn detect_kind(file: &Path) -> Result<Kind, WeightsError> {
         return Ok(Kind::Graph);
     }
     let description = match &start[..] {
-        [0x89, b'H', b'D', b'F', ..] => "it is an HDF5 file, as Keras writes them",
+        [0x89, b'H', b'D', b'F', ..] => "it is an HDF5 file, such as Keras writes",
         [0x1f, 0x8b, ..] => "it is compressed with gzip: unpack it first",
         [] => "it is empty",
-        _ => "its first bytes are those of no file of weights",
+        _ => "it does not begin like a weights file",
     };
-    let reason = format!("{description}; safetensors, torch.save and ONNX are read, whatever the name");
+    let reason = format!("{description}; expected safetensors, torch.save or ONNX, under any name");
     Err(WeightsError::unknown(file, reason))
 }
 
@@ -157,10 +157,7 @@ fn read_indexed(index: &Path) -> Result<Arrays, WeightsError> {
     for name in names {
         // Only file names are accepted: an index must not refer to files outside of its folder.
         if Path::new(name).components().count() != 1 || name.contains("..") {
-            return Err(WeightsError::malformed(
-                index,
-                format!("{name} is not the name of a file beside it"),
-            ));
+            return Err(WeightsError::malformed(index, format!("{name} is not a file in the same folder")));
         }
         arrays.extend(safetensors::read(&folder.unwrap_or(Path::new(".")).join(name))?.0);
     }

@@ -14,7 +14,7 @@ const NETWORKS: [(&str, &str); 12] = [
     ("attn_pool.", "a transformer that pools by attention, as in SigLIP"),
     ("vision_model.", "a CLIP or SigLIP of transformers"),
     ("visual.", "a CLIP of OpenAI or OpenCLIP"),
-    ("dwconv.weight", "a ConvNeXt of another library than timm, torchvision and DINOv3"),
+    ("dwconv.weight", "a ConvNeXt of a library other than timm, torchvision and DINOv3"),
     ("conv_pw", "an EfficientNet or MobileNet of timm"),
     ("block.0.0.weight", "an EfficientNet or MobileNet of torchvision"),
 ];

@@ -43,13 +43,13 @@ pub fn write(
     overwrite: bool,
 ) -> Result<Vec<PathBuf>, WeightsError> {
     if export.precision == Precision::Int8 && format != Format::Onnx {
-        let reason = "8 bits and their scales can only be written as ONNX".into();
+        let reason = "8-bit weights and their scales can only be written as ONNX".into();
         return Err(unsupported(format, reason));
     }
     if export.precision == Precision::F16 {
         let too_large = export.tensors.iter().find(|tensor| tensor.values.iter().any(|v| v.abs() > MAX_F16));
         if let Some(tensor) = too_large {
-            let reason = format!("{} has values that 16 bits cannot hold; bf16 can", tensor.name);
+            let reason = format!("{} has values that f16 cannot hold; use bf16", tensor.name);
             return Err(unsupported(format, reason));
         }
     }
@@ -65,7 +65,8 @@ pub fn write(
         std::fs::create_dir_all(path).map_err(|error| WeightsError::io("create folder", path, error))?;
         if let Some(other) = other_part(path, &files) {
             let reason = format!(
-                "{} of another export would be read as part of this export; remove it, or choose another folder",
+                "{} is from another export and would be read as part of this one; remove it, or choose \
+                 another folder",
                 other.display()
             );
             return Err(unsupported(format, reason));

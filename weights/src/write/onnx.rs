@@ -64,7 +64,7 @@ pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
         Ok(model.encode_to_vec())
     } else {
         Err(format!(
-            "{n_params} parameters do not fit into the two gigabytes of a file; choose a smaller precision"
+            "{n_params} parameters do not fit into one file (at most 2 GB); choose a smaller precision"
         ))
     }
 }

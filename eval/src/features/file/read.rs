@@ -42,7 +42,8 @@ pub fn read(path: &Path) -> Result<FeatureFile, EvalError> {
     };
     let table = to_table(path, rows)?;
     if let Some(images) = images.as_ref().filter(|images| images.len() != table.len()) {
-        let reason = format!("{} rows, and the list of images beside it has {}", table.len(), images.len());
+        let reason =
+            format!("it has {} rows, but the list of images beside it has {}", table.len(), images.len());
         return Err(EvalError::read(path, reason));
     }
     // Files of other programs and of older releases have no checksum.
@@ -51,7 +52,7 @@ pub fn read(path: &Path) -> Result<FeatureFile, EvalError> {
     {
         return Err(EvalError::read(
             path,
-            "it is damaged, or its list of images is: its checksum is another one; write it again",
+            "it or its list of images is damaged (the checksum is wrong); write it again",
         ));
     }
     Ok(FeatureFile { table, images, about })
@@ -182,7 +183,7 @@ mod tests {
         assert_eq!(read(&path).unwrap().table.len(), 4);
         std::fs::write(rows_path(&path), "{\"key\": \"a\"}\n").unwrap();
         let error = read(&path).unwrap_err().to_string();
-        assert!(error.contains("4 rows, and the list of images beside it has 1"), "{error}");
+        assert!(error.contains("4 rows, but the list of images beside it has 1"), "{error}");
         std::fs::write(rows_path(&path), "{\"key\": 1}\n").unwrap();
         assert!(read(&path).unwrap_err().to_string().contains("line 1"));
     }

@@ -105,7 +105,7 @@ fn plan_for(client: &Client, size: &Product) -> Option<Arc<Plan>> {
         Ok(plan) => SizeStatus::Planned { plan: Arc::new(plan), state: State::Unchecked(0) },
         Err(reason) => {
             products::notice(format!(
-                "cuBLASLt has no kernel for {}, which CubeCL computes: {reason}",
+                "cuBLASLt has no kernel for {}; using CubeCL's: {reason}",
                 describe(size)
             ));
             SizeStatus::Refused(reason)
@@ -302,7 +302,8 @@ fn client(device: &Device) -> Option<Client> {
 /// # Errors
 /// The reason why it cannot be used, in one line.
 pub(crate) fn library_version(device: &Device) -> Result<String, String> {
-    let client = client(device).filter(is_cuda).ok_or_else(|| "the device is no NVIDIA GPU".to_string())?;
+    let client =
+        client(device).filter(is_cuda).ok_or_else(|| "the device is not an NVIDIA GPU".to_string())?;
     Ok(version_name(Library::for_client(&client)?.version))
 }
 

@@ -65,7 +65,7 @@ pub(in crate::backbone) struct Block {
     pub hidden: usize,
     /// Kind of the hidden layer.
     pub mlp: MlpKind,
-    /// Initial LayerScale; absent for none.
+    /// Initial LayerScale; none if absent.
     pub layer_scale: Option<f32>,
     /// Rule by which branches are dropped for views.
     pub drop_rule: DropRule,
@@ -89,7 +89,7 @@ const MLP: usize = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DropPathDepth {
-    /// Growth from 0 in the first block: DINO.
+    /// Linear growth from 0 in the first block: DINO.
     #[default]
     Linear,
     /// The same rate in all blocks: DINOv2.

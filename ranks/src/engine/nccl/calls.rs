@@ -73,5 +73,5 @@ pub(super) fn failed(operation: &'static str, error: &result::NcclError) -> Engi
 
 /// Formats an error with its code, which the crate's own text lacks.
 pub(super) fn describe(error: &result::NcclError) -> String {
-    format!("{:?}; NCCL_DEBUG=WARN makes the library say more", error.0)
+    format!("{:?}; set NCCL_DEBUG=WARN for details", error.0)
 }

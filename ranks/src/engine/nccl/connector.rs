@@ -38,7 +38,7 @@ impl Connector for NcclConnector {
             None => meet(site)?,
         };
         let id: [u8; ID_BYTES] =
-            id.try_into().map_err(|_| unavailable("rank 0 has sent something else than an id".into()))?;
+            id.try_into().map_err(|_| unavailable("rank 0 sent something other than an id".into()))?;
         Ok(Box::new(Nccl::start(id, site.rank, site.world_size, device)?))
     }
 }
@@ -52,7 +52,7 @@ fn gpu(site: &Site) -> Result<usize, String> {
     match site.device.kind {
         DeviceKind::Cuda(number) => Ok(number),
         DeviceKind::Cpu | DeviceKind::Wgpu => {
-            Err(format!("it needs --device cuda, and rank {} computes on {}", site.rank, site.device.name))
+            Err(format!("it needs --device cuda, but rank {} computes on {}", site.rank, site.device.name))
         }
     }
 }

@@ -18,27 +18,27 @@ use crate::curation::input::read_features;
 /// Flags of `bench clusters`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// File of features, scaled to unit length; without one, rows are noise around centers.
+    /// Feature file, scaled to unit length [default: noise around random centers].
     #[arg(long, value_name = "FILE", conflicts_with_all = ["rows", "width"])]
     features: Option<PathBuf>,
-    /// Number of rows of noise.
+    /// Number of noise rows.
     #[arg(long, default_value_t = 100_000)]
     rows: usize,
-    /// Width of a row of noise.
+    /// Width of noise rows.
     #[arg(long, default_value_t = 384)]
     width: usize,
     /// Number of clusters.
     #[arg(long, default_value_t = 1000)]
     clusters: usize,
-    /// Number of iterations after the seeds.
+    /// Number of iterations after seeding.
     #[arg(long, default_value_t = 10)]
     iterations: usize,
-    /// Number of times that k-means is run.
+    /// Number of k-means runs.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
     #[command(flatten)]
     compare: CompareFlag,
-    /// End with one line of JSON: median seconds of seeds and of all, inertia.
+    /// Print a line of JSON at the end: median seconds for seeding and in total, inertia.
     #[arg(long)]
     json: bool,
 }

@@ -8,8 +8,8 @@ use serde_json::Value;
 /// Flag of benchmarks that can be compared.
 #[derive(clap::Args)]
 pub(super) struct CompareFlag {
-    /// Print the ratio of each figure to that of an earlier run, from a file with its standard
-    /// output under --json.
+    /// Print the ratio of each figure to an earlier run's, from a file with the output of that run
+    /// with --json.
     #[arg(long, value_name = "FILE")]
     compare: Option<PathBuf>,
 }
@@ -30,7 +30,7 @@ fn last_line(path: &Path) -> anyhow::Result<Value> {
     let mut lines = text.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     match lines.find(Value::is_object) {
         Some(line) => Ok(line),
-        None => bail!("{} has no line of JSON: write it with --json", path.display()),
+        None => bail!("{} has no line of JSON: create it with --json", path.display()),
     }
 }
 

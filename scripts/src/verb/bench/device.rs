@@ -15,21 +15,21 @@ use crate::recipes;
 /// Flags of `bench device`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Name or file of a recipe.
+    /// Recipe name or file.
     #[arg(long, default_value = "dino_shapes")]
     recipe: String,
     /// Images per step [default: 4, unless --set optim.batch_size says otherwise].
     #[arg(long)]
     batch: Option<usize>,
-    /// Number of steps whose losses are compared.
+    /// Number of steps to compare losses over.
     #[arg(long, default_value_t = 5)]
     steps: u64,
     #[command(flatten)]
     device: DeviceFlag,
-    /// Change a value of the recipe. May be repeated.
+    /// Override a recipe value. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     json: bool,
 }
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     compute::choose_kernels(&mut plan, &device)?;
     let tolerance = Tolerance::new(plan.recipe.optim.precision.compute);
     let differences = compare(&plan, &device.device, args.steps)?;
-    out!("{}, batch {}: {} beside the CPU", args.recipe, plan.recipe.optim.batch_size, device.name);
+    out!("{}, batch {}: {} versus the CPU", args.recipe, plan.recipe.optim.batch_size, device.name);
     let cpu_variation = differences.worst_cpu_variation();
     let most_in_gradients = tolerance.gradients.max(MAX_VARIATIONS * cpu_variation);
     let rows = [
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if most_in_gradients > tolerance.gradients {
         out!(
-            "gradients jump here: the CPU's own differ by {cpu_variation:.2e} where weights differ by 1e-6, so that {MAX_VARIATIONS} times as much is accepted"
+            "gradients are sensitive here: on the CPU, they change by {cpu_variation:.2e} when weights change by 1e-6, so {MAX_VARIATIONS} times as much is accepted"
         );
     }
     if n_wrong > 0 {
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("{}", json!({ "device": device.name, "differences": rows, "losses": differences.steps }));
     }
     if n_wrong + n_wrong_products > 0 {
-        say(format!("error: {} computes results that differ from the CPU's", device.name));
+        say(format!("error: results of {} differ from the CPU's", device.name));
         return Ok(ExitCode::from(CHECK_FAILED));
     }
     Ok(ExitCode::SUCCESS)

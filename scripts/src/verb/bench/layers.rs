@@ -21,18 +21,18 @@ pub(crate) struct Args {
     /// Width of the transformer: 384 for ViT-S, 768 for ViT-B, 1024 for ViT-L.
     #[arg(long, default_value_t = 384, value_parser = clap::value_parser!(u32).range(8..=16384))]
     width: u32,
-    /// Number of tokens. May be repeated.
+    /// Number of tokens. Can be repeated.
     #[arg(long, default_values_t = [25216], value_parser = clap::value_parser!(u32).range(1..))]
     tokens: Vec<u32>,
-    /// Type of the products.
+    /// Number type of matrix products.
     #[arg(long, value_enum, default_value = "bf16")]
     compute: Compute,
-    /// Number of measurements, of which the median counts; each is the mean of ten passes.
+    /// Number of measurements to take the median of; each is the mean of ten passes.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
     #[command(flatten)]
     device: DeviceFlag,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     json: bool,
 }
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         device.name
     );
     out!(
-        "largest errors of results, of gradients at inputs, weights and biases, beside sums in f64, in root mean squares"
+        "largest errors of results and of gradients at inputs, weights and biases, versus f64 sums, in root mean squares"
     );
     out!(
         "{:<5} {:>7} {:>16}  {:>9} {:>8}  {:>9} {:>8}  errors",
@@ -159,7 +159,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("{figures}");
     }
     if n_wrong > 0 {
-        say(format!("error: {} computes {n_wrong} of them wrongly", device.name));
+        say(format!("error: {n_wrong} results of {} are wrong", device.name));
         return Ok(ExitCode::from(CHECK_FAILED));
     }
     Ok(ExitCode::SUCCESS)

@@ -23,25 +23,25 @@ pub(crate) struct Args {
     /// Shards to read.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// Views of each image: dino or dinov2 (2 views of 224 px and 8 of 96), single (one of
-    /// 224, flipped or not), read (none), or the name or file of a recipe.
+    /// Views per image: dino or dinov2 (2 views of 224 px and 8 of 96), single (one of 224,
+    /// randomly flipped), read (none), or a recipe name or file.
     #[arg(long, default_value = "dinov2")]
     recipe: String,
-    /// Threads that decode and augment; 0 for one per core.
+    /// Number of decoding and augmenting threads; 0 for one per core.
     #[arg(long, default_value_t = 0)]
     threads: usize,
-    /// Seconds to measure, after a warm-up of a fifth of them.
+    /// Seconds to measure, after a warm-up of a fifth of that.
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Images per batch.
     #[arg(long, default_value_t = 64)]
     batch: usize,
-    /// Change a value of the recipe. May be repeated.
+    /// Override a recipe value. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
     compare: CompareFlag,
-    /// End with one line of JSON: images_per_s, mb_per_s, stages.
+    /// Print a line of JSON at the end: images_per_s, mb_per_s, stages.
     #[arg(long)]
     json: bool,
 }
@@ -92,7 +92,7 @@ struct LoaderRow {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let is_preset = ["dino", "dinov2", "single", "read"].contains(&args.recipe.as_str());
     if is_preset && !args.overrides.is_empty() {
-        bail!("--set changes a recipe, and {} is none", args.recipe);
+        bail!("--set needs a recipe; {} is a preset of views", args.recipe);
     }
     let before = args.compare.read()?;
     let dataset = Arc::new(open_dataset(&args.shards, storage)?);
@@ -331,22 +331,22 @@ impl Measured {
         let waiting = rows.iter().find(|row| row.name == "wait for bytes").map_or(0.0, |row| row.share);
         if self.augment.is_none() {
             return format!(
-                "{} threads read, {:.0} % of their time in reads; the rest is spent waiting for the consumer.",
+                "{} threads spend {:.0} % of their time reading and the rest waiting for the consumer.",
                 self.n_readers,
                 100.0 * rows[0].share
             );
         }
         if waiting > 0.2 {
             return format!(
-                "Reading is the bottleneck: threads wait {:.0} % of their time for bytes; a faster disk or more \
-                 readers would help.",
+                "Reading is the bottleneck: threads wait for bytes {:.0} % of the time; use a faster disk or more \
+                 readers.",
                 100.0 * waiting
             );
         }
         let busiest = rows[2..].iter().max_by(|a, b| a.share.total_cmp(&b.share));
         let (name, share) = busiest.map_or(("nothing", 0.0), |row| (row.name, row.share));
         format!(
-            "The CPU is the bottleneck: {} threads wait {:.0} % of their time for bytes; {name} takes most, {:.0} %.",
+            "The CPU is the bottleneck: {} threads wait for bytes {:.0} % of the time; {name} takes the most time, {:.0} %.",
             self.n_threads,
             100.0 * waiting,
             100.0 * share
@@ -364,7 +364,7 @@ fn print(args: &Args, measured: &Measured) {
         measured.images_per_s(),
         measured.mb_per_s()
     );
-    out!("{:<16} {:>9} {:>9} {:>8}", "an image", "p50 ms", "p99 ms", "share");
+    out!("{:<16} {:>9} {:>9} {:>8}", "per image", "p50 ms", "p99 ms", "share");
     for row in &measured.rows() {
         let p50_ms = row.p50.as_secs_f64() * 1e3;
         let p99_ms = row.p99.as_secs_f64() * 1e3;

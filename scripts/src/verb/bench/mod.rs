@@ -23,23 +23,23 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Verb {
-    /// Time training steps on noise, by phase; or the backbone alone, unit by unit against one
+    /// Time training steps on noise, by phase, or the backbone alone, unit by unit versus as one
     /// graph.
     Step(step::Args),
-    /// Compare modes of sharding on noise: memory against `ocelli plan`, bytes moved, images per
-    /// second. Run it under mpirun.
+    /// Compare sharding modes on noise: memory versus `ocelli plan`, bytes moved, step time. Run it
+    /// under mpirun.
     Shard(shard::Args),
-    /// Compare a device with the CPU: embeddings, loss, gradients and a few steps of the same
+    /// Check a device against the CPU: embeddings, loss, gradients and a few steps of the same
     /// network.
     Device(device::Args),
-    /// Compare layers of a transformer with sums in f64, and time them; compare the operations
-    /// between them with the CPU's.
+    /// Check transformer layers against f64 sums and time them; check the operations between them
+    /// against the CPU.
     Layers(layers::Args),
-    /// Time protocols of `ocelli probe` on noise, for a number of features of a width.
+    /// Time `ocelli probe` protocols on noise, for a given number and width of features.
     Probe(probe::Args),
     /// Time k-means on features or on noise.
     Clusters(clusters::Args),
-    /// Time the data path alone, by stage: read, decode, augment.
+    /// Time the data pipeline alone, by stage: read, decode, augment.
     Loader(loader::Args),
 }
 

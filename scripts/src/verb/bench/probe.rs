@@ -15,26 +15,26 @@ use crate::evaluation::flags::ProtocolFlags;
 /// Flags of `bench probe`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Number of rows to fit on.
+    /// Number of training rows.
     #[arg(long, default_value_t = 10_000)]
     train: usize,
-    /// Number of rows to report on.
+    /// Number of test rows.
     #[arg(long, default_value_t = 2000)]
     test: usize,
-    /// Width of one class token.
+    /// Width of a class token.
     #[arg(long, default_value_t = 384)]
     width: usize,
     /// Number of classes.
     #[arg(long, default_value_t = 10)]
     classes: usize,
-    /// Number of times that each protocol is run.
+    /// Number of runs per protocol.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
     #[command(flatten)]
     protocols: ProtocolFlags,
     #[command(flatten)]
     compare: CompareFlag,
-    /// End with one line of JSON: median seconds by protocol.
+    /// Print a line of JSON at the end: median seconds by protocol.
     #[arg(long)]
     json: bool,
 }

@@ -28,24 +28,24 @@ const MODES: [(&str, &[&str]); 5] = [
 /// Flags of `bench shard`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Name or file of a recipe.
+    /// Recipe name or file.
     #[arg(long, default_value = "dino_vits16")]
     recipe: String,
     /// Images per step, over all ranks [default: 8, unless --set optim.batch_size says otherwise].
     #[arg(long)]
     batch: Option<usize>,
-    /// Number of timed repeats, after one warm-up.
+    /// Number of timed repeats, after one warm-up run.
     #[arg(long, default_value_t = 3)]
     repeats: usize,
-    /// Measure only the mode that the recipe and --set specify.
+    /// Measure only the mode set by the recipe and --set.
     #[arg(long)]
     as_set: bool,
-    /// Change a value of the recipe. May be repeated.
+    /// Override a recipe value. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     json: bool,
 }

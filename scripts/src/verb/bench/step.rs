@@ -20,37 +20,36 @@ use crate::recipes;
 /// Flags of `bench step`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Name or file of a recipe.
+    /// Recipe name or file.
     #[arg(long, default_value = "dino_vits16")]
     recipe: String,
     /// Images per step [default: 4, unless --set optim.batch_size says otherwise].
     #[arg(long)]
     batch: Option<usize>,
-    /// Number of timed repeats, after one warm-up.
+    /// Number of timed repeats, after one warm-up run.
     #[arg(long, default_value_t = 5)]
     repeats: usize,
     /// Number of worker threads; 0 for one per core.
     #[arg(long)]
     workers: Option<usize>,
-    /// Side of the matrices whose product measures the device's peak [default: 8192 on a GPU, 1024
-    /// on the CPU].
+    /// Matrix size for measuring the device's peak rate [default: 8192 on a GPU, 1024 on the CPU].
     #[arg(long)]
     matrix: Option<usize>,
     /// Measure only the backbone's forward and backward pass, on one global view per image: time,
-    /// and memory beyond that in use before.
+    /// and additional memory.
     #[arg(long)]
     backbone: bool,
     #[command(flatten)]
     device: DeviceFlag,
-    /// Change a value of the recipe. May be repeated.
+    /// Override a recipe value. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     #[command(flatten)]
     compare: CompareFlag,
-    /// Do not check products, on a device that computes nothing.
+    /// Skip checking products, for a device that computes nothing.
     #[arg(long, hide = true)]
     unchecked: bool,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     json: bool,
 }
@@ -130,7 +129,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let peak = trainer::bench::step::matrix_peak(&device.device, args.matrix.unwrap_or(side), arithmetic);
     let achieved = flops.needed / (step_ms / 1e3);
     out!(
-        "{:<18} {:9.3} TFLOP/s, {:.1} % of {:.3} for one large product; {:.2} operations for each needed",
+        "{:<18} {:9.3} TFLOP/s, {:.1} % of {:.3} for one large product; {:.2} operations per necessary one",
         "matrix products",
         achieved / 1e12,
         100.0 * achieved / peak,
@@ -171,7 +170,7 @@ fn print_products(products: Option<[f64; 2]>, step_ms: f64) {
 fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let costs = trainer::bench::backbone::backbone(plan, args.repeats, &*gauge(device), &device.device)?;
     out!(
-        "{} backbone, {} px, batch {}, forward and backward, median of {}; peak of memory",
+        "{} backbone, {} px, batch {}, forward and backward, median of {}; peak memory",
         args.recipe,
         plan.recipe.model.image_px(),
         plan.recipe.optim.batch_size,
@@ -188,7 +187,7 @@ fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> 
     for (key, name, cost) in rows {
         let share = cost.ms / costs.whole_graph.ms;
         let mb = cost.peak_bytes as f64 / 1e6;
-        out!("{name:<32} {:9.1} ms  {share:.3} of one graph {mb:9.1} MB", cost.ms);
+        out!("{name:<32} {:9.1} ms  {share:.3} x one graph {mb:9.1} MB", cost.ms);
         figures.insert(format!("{key}_ms"), json!(cost.ms));
         figures.insert(format!("{key}_peak_bytes"), json!(cost.peak_bytes));
     }

@@ -29,25 +29,25 @@ use crate::curation::ranks::{all_succeed, connect, finish};
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
-    /// Number of images to choose.
+    /// Number of images to select.
     #[arg(long, value_name = "N")]
     count: usize,
-    /// Keep all images, with a column `weight` in the list for `data.weights` of a recipe: the
-    /// probability with which an image would be among the N.
+    /// Keep all images, and add a column `weight` to the list, for a recipe's `data.weights`: the
+    /// probability that an image would be among the N.
     #[arg(long)]
     weights: bool,
-    /// Balance groups of this column instead of clusters: `class`, or a column of --list. Images
-    /// without a value are a group of their own.
+    /// Balance by this column instead of by clusters: `class`, or a column of --list. Images
+    /// without a value form a group of their own.
     #[arg(long, value_name = "COLUMN", conflicts_with_all = ["clusters", "clusters_of"])]
     by: Option<String>,
-    /// List of images with the column of --by: a list.jsonl, or a .csv or .tsv with a header;
-    /// images are found by `key`, and by `shard` where that is a column.
+    /// List of images with the --by column: a list.jsonl, or a .csv or .tsv with a header. Images
+    /// are matched by `key`, and by `shard` if there is such a column.
     #[arg(long, value_name = "FILE", requires = "by")]
     list: Option<PathBuf>,
-    /// Images of a cluster that are chosen first.
+    /// Which images of a cluster to select first.
     #[arg(long, value_enum, default_value_t = Choice::Random)]
     order: Choice,
-    /// Distance by which features are compared.
+    /// Distance to compare features with.
     #[arg(long, value_enum, default_value_t = Distance::Cosine)]
     metric: Distance,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     output: OutputFlags,
 }
 
-/// Images of a cluster that are chosen first.
+/// Which images of a cluster to select first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Choice {
     /// Random images.
@@ -65,7 +65,7 @@ enum Choice {
     Nearest,
 }
 
-/// Distance by which features are compared.
+/// Distance to compare features with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Distance {
     /// Cosine: features are scaled to unit length.
@@ -81,12 +81,12 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         Distance::Euclidean => Metric::Euclidean,
     };
     if args.by.is_some() && args.order == Choice::Nearest {
-        bail!("--order nearest is for clusters, which have centers; groups of --by have none");
+        bail!("--order nearest needs clusters: the groups of --by have no centers");
     }
     let input = args.input.open(metric, &launch, storage, folder)?;
     let n = input.rows.len();
     if args.count == 0 || args.count > n {
-        bail!("--count {} of {n} images: a number from 1 to {n} is needed", args.count);
+        bail!("--count {}: expected a number from 1 to {n}, the number of images", args.count);
     }
     let settings = json!({
         "count": args.count, "weights": args.weights, "by": args.by, "list": content_identity(args.list.as_ref()),
@@ -136,7 +136,7 @@ fn write(
         Map::from_iter([("count".to_string(), json!(args.count))]),
     )?;
     if args.weights && output.is_writer {
-        say("note: train with the weights by --set data.weights=LIST, the path of list.jsonl");
+        say("note: to train with these weights, pass --set data.weights=LIST, the path of list.jsonl");
     }
     Ok(())
 }
@@ -159,7 +159,9 @@ fn print_sizes(tree: &Tree, count: usize) {
     }
     let most = shares.iter().copied().fold(0.0, f64::max);
     let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
-    out!("an image is chosen with a probability of {least:.4} to {most:.4}, by the size of its cluster");
+    out!(
+        "an image is selected with probability {least:.4} to {most:.4}, depending on the size of its cluster"
+    );
 }
 
 /// Returns the columns of a row of the list.

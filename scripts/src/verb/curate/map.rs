@@ -35,19 +35,16 @@ const N_CLASSES: usize = 4;
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
-    /// Images that are kept: the keep.txt of another verb.
+    /// Kept images: the keep.txt of another curate command.
     #[arg(long, value_name = "FILE")]
     kept: Option<PathBuf>,
-    /// Level whose clusters are drawn_clusters, counted from 1 at the bottom [default: the
-    /// highest].
+    /// Level of the clusters to draw, counted from 1 at the bottom [default: the highest].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     level: Option<u32>,
-    /// Largest number of clusters that are drawn_clusters: half of them are the largest clusters,
-    /// half the smallest.
+    /// Maximum number of clusters to draw: half of them the largest, half the smallest.
     #[arg(long, default_value_t = 60, value_name = "N")]
     max_clusters: usize,
-    /// Largest number of images that are drawn_clusters of a cluster, spread over its distances
-    /// from the center.
+    /// Maximum number of images to draw per cluster, spread over their distances from the center.
     #[arg(long, default_value_t = 18, value_name = "N")]
     max_images: usize,
     #[command(flatten)]
@@ -64,7 +61,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         "kept": content_identity(args.kept.as_ref()), "level": args.level, "max_clusters": args.max_clusters, "max_images": args.max_images,
         "clusters": args.clusters.identity(),
     });
-    let Some(images) = &input.images else { bail!("a map shows images: give --shards") };
+    let Some(images) = &input.images else { bail!("a map needs images: pass --shards") };
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim("map", settings, &input, &launch, storage);
     let output = all_succeed(&ranks, claimed)?;
@@ -86,7 +83,7 @@ fn write(
         let n_levels = clusters.tree.n_levels();
         let level = args.level.map_or(n_levels, |level| level as usize);
         if level > n_levels {
-            bail!("--level {level}: there are {n_levels} levels of clusters");
+            bail!("--level {level}: there are only {n_levels} levels of clusters");
         }
         let map = cluster_map(args, input, images, clusters, kept, level - 1)?;
         let path = output.path(MAP);
@@ -107,7 +104,7 @@ fn write(
 fn read_kept(path: &Path, names: &[ImageName]) -> anyhow::Result<Vec<bool>> {
     let list = KeyList::read(path)?;
     let kept: Vec<bool> = names.iter().map(|name| list.names(name.shard.as_deref(), &name.key)).collect();
-    if kept.contains(&true) { Ok(kept) } else { bail!("{} names none of these images", path.display()) }
+    if kept.contains(&true) { Ok(kept) } else { bail!("{} lists none of these images", path.display()) }
 }
 
 /// Returns the map of the clusters of `level`, counted from 0.
@@ -147,7 +144,7 @@ fn cluster_map(
         sizes: spread(&sizes),
         level: level + 1,
         clusters: drawn_clusters?,
-        about: "Clusters are those of hierarchical k-means of the features, by cosine similarity.".into(),
+        about: "Clusters come from hierarchical k-means on the features, by cosine similarity.".into(),
     })
 }
 

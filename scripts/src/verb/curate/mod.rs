@@ -22,18 +22,18 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Find images that show nearly the same, and keep the best of each group.
+    /// Find near-duplicate images, and keep the best of each group.
     NearDuplicates(near_duplicates::Args),
-    /// Choose images evenly over clusters of clusters, over given clusters or over classes; or
-    /// weigh all images so.
+    /// Sample images evenly over hierarchical clusters, given clusters or classes, or weight all
+    /// images accordingly.
     Balance(balance::Args),
-    /// Keep the images that are most like given ones.
+    /// Keep the images most similar to given ones.
     Retrieve(retrieve::Args),
-    /// Find images that are unlike all others.
+    /// Find images unlike any others.
     Outliers(outliers::Args),
-    /// Remove images that are too much like those of an evaluation set.
+    /// Remove images too similar to those of an evaluation set.
     Remove(remove::Args),
-    /// Draw clusters as a page: their images, their sizes, and what is kept of them.
+    /// Write an HTML page of the clusters: their images, their sizes and what was kept.
     Map(map::Args),
 }
 

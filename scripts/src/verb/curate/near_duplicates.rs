@@ -34,8 +34,8 @@ pub(crate) struct Args {
     input: InputFlags,
     #[command(flatten)]
     threshold: ThresholdFlag,
-    /// Compare an image with better ones that are kept, or with all better ones, as SemDeDup does:
-    /// then more go.
+    /// Compare each image only with better images that are kept, or with all better images, like
+    /// SemDeDup, which removes more.
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     compare_with: CompareWith,
     #[command(flatten)]
@@ -95,7 +95,7 @@ fn write(
         );
         if 2 * n_copies > kept.len() {
             say(format!(
-                "warning: {} % of the images are near-duplicates: pairs.png (with --shards) shows whether {} is too low for this network",
+                "warning: {} % of the images are near-duplicates: check pairs.png (with --shards) to see whether {} is too low for this network",
                 100 * n_copies / kept.len(),
                 threshold
             ));
@@ -123,7 +123,7 @@ fn measure_qualities(
     let Some(images) = &input.images else {
         if output.is_writer {
             say(
-                "note: without --shards, the first of several near-duplicates is kept; with them, the one with the most \
+                "note: without --shards, the first image of each group of near-duplicates is kept; with --shards, the one with the most \
                  pixels, then the sharpest",
             );
         }

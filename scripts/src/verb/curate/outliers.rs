@@ -26,10 +26,10 @@ use crate::curation::ranks::{all_succeed, connect, finish};
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
-    /// Number of most similar images over which an image's similarity is averaged.
+    /// Number of nearest neighbors to average an image's similarity over.
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     neighbors: u32,
-    /// Share of the images that is left out: those with the lowest means.
+    /// Fraction of the images to drop: those with the lowest mean similarity.
     #[arg(long, default_value_t = 0.01, value_name = "SHARE")]
     share: f64,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
     if !(0.0..1.0).contains(&args.share) {
-        bail!("--share {}: a number from 0 to below 1 is needed", args.share);
+        bail!("--share {}: expected a number of at least 0 and below 1", args.share);
     }
     let launch = compute::launch()?;
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
@@ -82,9 +82,9 @@ fn write(args: &Args, input: &Input, output: &Output<'_>, means: &[f32]) -> anyh
             let path = output.path(OUTLIERS);
             let shown: Vec<(usize, String, bool)> =
                 order.iter().take(60).map(|row| (*row, format!("{:.3}", means[*row]), !kept[*row])).collect();
-            let legend = "most unlike others first, with their mean similarity; red: left out";
+            let legend = "most outlying first, with their mean similarity; red: dropped";
             if draw_images(&path, images, &shown, legend)? {
-                out!("the most outlying images: {}", path.display());
+                out!("most outlying images: {}", path.display());
             }
         }
     }

@@ -72,7 +72,7 @@ fn write(
     if output.is_writer {
         let n_removed = kept.iter().filter(|is_kept| !**is_kept).count();
         out!(
-            "{n_removed} images are like one of {} others, at a cosine similarity of {} or more",
+            "{n_removed} images match one of {} others, at a cosine similarity of {} or more",
             like.rows.len(),
             threshold
         );

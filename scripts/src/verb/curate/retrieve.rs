@@ -34,11 +34,11 @@ pub(crate) struct Args {
     input: InputFlags,
     #[command(flatten)]
     like: OtherFlags,
-    /// Number of images for each given one.
+    /// Number of images to retrieve per given image.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Take the nearest images of each given one, or random images of its cluster, as DINOv2 did
-    /// where given images are few.
+    /// Retrieve the nearest images of each given one, or random images of its cluster, as DINOv2
+    /// did for small sets of given images.
     #[arg(long, value_enum, default_value_t = By::Image)]
     by: By,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub(crate) struct Args {
     output: OutputFlags,
 }
 
-/// Images that are taken for a given one.
+/// Which images to retrieve for a given one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum By {
     /// The nearest images.
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let work = share_of_work(args.parts, &args.input, &args.output, &launch)?;
     if work != Work::Whole && args.by == By::Cluster {
         bail!(
-            "--part and --join need --by image: clusters need all rows at once, on one machine or under mpirun"
+            "--part and --join need --by image: clustering needs all rows at once, on one machine or under mpirun"
         );
     }
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
@@ -87,7 +87,7 @@ fn write(input: &Input, like: &Input, output: &Output<'_>, retrieved: &[Retrieve
     let by_row: HashMap<u32, Retrieved> = retrieved.iter().map(|image| (image.row, *image)).collect();
     let kept: Vec<bool> = (0..input.rows.len() as u32).map(|row| by_row.contains_key(&row)).collect();
     if output.is_writer {
-        out!("{} images like {} given ones", retrieved.len(), like.rows.len());
+        out!("{} images retrieved for {} given ones", retrieved.len(), like.rows.len());
     }
     let summary = Map::from_iter([("queries".to_string(), json!(like.rows.len()))]);
     output.write(

@@ -8,24 +8,24 @@ use anyhow::bail;
     after_help = "Examples:\n  ocelli plan --recipe dino_vits16 --gpu a100-40 --ranks 1 8 64\n  ocelli plan --recipe dino_cifar --images 50000\n  ocelli plan --recipe dinov2_vitl14 --gpu h100 --ranks 32 --details"
 )]
 pub(crate) struct Args {
-    /// Name or file of a recipe.
+    /// Recipe name or file.
     #[arg(long, default_value = "dino_vits16", conflicts_with = "preset")]
     pub(super) recipe: String,
-    /// Published model, in place of a recipe: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50,
+    /// Published model, instead of a recipe: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50,
     /// seer-rg32gf, seer-rg64gf, seer-rg128gf, seer-rg256gf, seer-rg10b.
     #[arg(long, alias = "model")]
     pub(super) preset: Option<String>,
-    /// GPU of each rank, by whose data sheet memory and time are estimated: a100-40, a100-80, h100,
-    /// h200, 4090 or v100; or cpu, this machine.
+    /// GPU of each rank, whose data sheet gives memory and time: a100-40, a100-80, h100, h200, 4090
+    /// or v100; or cpu for this machine.
     #[arg(long, default_value = "cpu", value_name = "NAME")]
     pub(super) gpu: String,
-    /// Numbers of ranks to compare [default: 1 8 64 GPUs, or 1 CPU].
+    /// Rank counts to compare [default: 1 8 64 for GPUs, 1 for the CPU].
     #[arg(long, num_args = 1..)]
     pub(super) ranks: Vec<usize>,
-    /// Ranks per node [default: 8 GPUs, or 1 CPU].
+    /// Ranks per node [default: 8 for GPUs, 1 for the CPU].
     #[arg(long)]
     pub(super) ranks_per_node: Option<usize>,
-    /// Number of images of the data set, by which a length in epochs becomes steps.
+    /// Number of images in the data set, to convert epochs to steps.
     #[arg(long, default_value_t = 1_281_167)]
     pub(super) images: u64,
     /// Images per rank and step [default: the recipe's batch size divided by the ranks].
@@ -34,31 +34,32 @@ pub(crate) struct Args {
     /// Micro-batches per rank and step [default: from the recipe's optim.micro_batches].
     #[arg(long, alias = "rank-parts")]
     pub(super) rank_micro_batches: Option<usize>,
-    /// Worker threads per rank; 1 for a GPU.
+    /// Worker threads per rank; 1 for GPUs.
     #[arg(long, default_value_t = 1)]
     pub(super) workers: usize,
     /// Memory per rank, in GB [default: the GPU's, or this machine's memory per rank].
     #[arg(long)]
     pub(super) memory_gb: Option<f64>,
-    /// Ranks of a shard group in the row `group` [default: the recipe's, or those of a node].
+    /// Ranks per shard group in mode `group` [default: the recipe's, or the ranks of a node].
     #[arg(long)]
     pub(super) group: Option<usize>,
-    /// Backbone units that keep their graph [default: the recipe's, or as many as fit].
+    /// Number of backbone units that keep their activations [default: the recipe's, or as many as
+    /// fit].
     #[arg(long)]
     pub(super) keep: Option<usize>,
-    /// Largest number of parameters of a backbone unit; larger ones are divided [default: the
-    /// recipe's run.max_unit_parameters].
+    /// Maximum parameters per backbone unit; larger units are split [default: the recipe's
+    /// run.max_unit_parameters].
     #[arg(long, value_name = "NUMBER")]
     pub(super) max_unit_parameters: Option<usize>,
-    /// Compute in bf16, hold gathered weights and maps in it, and send weights and gradients of the
-    /// backbone in it.
+    /// Use bf16 for computation, gathered weights and activations, and for communicating the
+    /// backbone's weights and gradients.
     #[arg(long)]
     pub(super) bf16: bool,
-    /// Rate of computation that a rank sustains, in TFLOP/s [default: from the GPU's data sheet, or
+    /// Sustained compute rate of a rank, in TFLOP/s [default: from the GPU's data sheet, or
     /// measured on this machine].
     #[arg(long)]
     pub(super) tflops: Option<f64>,
-    /// Bandwidth within a node, per rank, in GB/s [default: the GPU's link].
+    /// Bandwidth within a node, per rank, in GB/s [default: that of the GPU's link].
     #[arg(long)]
     pub(super) local_gb_s: Option<f64>,
     /// Bandwidth between nodes, per node, in GB/s.
@@ -76,27 +77,27 @@ pub(crate) struct Args {
     /// Latency of a shorter message between nodes, in microseconds [default: that of --node-us].
     #[arg(long)]
     pub(super) node_short_us: Option<f64>,
-    /// Mean time to a failure of one node, in hours. 1,024 GPUs in Kokolis et al. 2024 fail every
+    /// Mean time to a failure of one node, in hours. In Kokolis et al. 2024, 1,024 GPUs fail every
     /// 7.9 hours.
     #[arg(long, default_value_t = 1011.0)]
     pub(super) node_mttf_h: f64,
-    /// Write bandwidth of a rank to storage, in GB/s.
+    /// Storage write bandwidth of a rank, in GB/s.
     #[arg(long, default_value_t = 1.0)]
     pub(super) write_gb_s: f64,
     /// Time from a failure to the next step, in seconds.
     #[arg(long, default_value_t = 300.0)]
     pub(super) restart_s: f64,
-    /// Also print what the memory, the traffic and the time of a step consist of.
+    /// Also print a breakdown of memory, traffic and step time.
     #[arg(long)]
     pub(super) details: bool,
-    /// Also simulate checkpoints: shard the model over each number of ranks and read it back on
-    /// every other.
+    /// Also simulate checkpoints: shard the model over each rank count and read it back with every
+    /// other.
     #[arg(long)]
     pub(super) simulate: bool,
-    /// Change a value of the recipe. May be repeated.
+    /// Override a recipe value. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(super) overrides: Vec<String>,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     pub(super) json: bool,
 }
@@ -121,7 +122,7 @@ pub(super) fn check(args: &Args) -> anyhow::Result<()> {
     ];
     for (flag, value) in positive {
         if !(value > 0.0 && value.is_finite()) {
-            bail!("{flag} is {value} and must be positive");
+            bail!("{flag} must be positive, not {value}");
         }
     }
     let not_negative = [
@@ -133,7 +134,7 @@ pub(super) fn check(args: &Args) -> anyhow::Result<()> {
     ];
     for (flag, value) in not_negative {
         if !(value >= 0.0 && value.is_finite()) {
-            bail!("{flag} is {value} and must be a finite number that is not negative");
+            bail!("{flag} must be finite and not negative, not {value}");
         }
     }
     if args.ranks.contains(&0)
@@ -141,13 +142,13 @@ pub(super) fn check(args: &Args) -> anyhow::Result<()> {
         || args.rank_micro_batches == Some(0)
         || args.workers == 0
     {
-        bail!("--ranks, --ranks-per-node, --rank-micro-batches and --workers count from 1");
+        bail!("--ranks, --ranks-per-node, --rank-micro-batches and --workers must be at least 1");
     }
     if args.images == 0 {
-        bail!("--images counts from 1");
+        bail!("--images must be at least 1");
     }
     if args.rank_batch == Some(0) || args.group == Some(0) {
-        bail!("--rank-batch and --group count from 1");
+        bail!("--rank-batch and --group must be at least 1");
     }
     Ok(())
 }

@@ -55,7 +55,7 @@ impl Hardware {
             name => match Gpu::named(name) {
                 Some(gpu) => Some(gpu),
                 None => bail!(
-                    "--gpu {name} is not known: it is one of {}, cpu; for others, give --memory-gb and --tflops",
+                    "unknown GPU {name}: expected one of {}, cpu; for other GPUs, pass --memory-gb and --tflops",
                     GPUS.map(|gpu| gpu.name).join(", ")
                 ),
             },
@@ -73,7 +73,7 @@ impl Hardware {
             (None, Some(gpu)) => Speed::OfGpu(gpu),
             (None, None) => {
                 let peak = matrix_peak(&Opened::cpu().device, MATRIX_ROWS, precision.compute);
-                Speed::Sustained(peak, "measured on this machine: a lower bound of the time")
+                Speed::Sustained(peak, "measured on this machine: a lower bound on the time")
             }
         };
         let ranks = if is_this_machine { vec![1] } else { vec![1, 8, 64] };
@@ -98,19 +98,18 @@ impl Hardware {
 
     /// Describes the hardware and how its numbers were made.
     pub(super) fn describe(&self) -> String {
-        let memory = format!("{:.1} GB of memory a rank", self.memory_bytes / GB);
+        let memory = format!("{:.1} GB of memory per rank", self.memory_bytes / GB);
         match self.speed {
             Speed::OfGpu(gpu) => format!(
-                "{}: {memory}, of {}; time in 16 bits at {:.0} % of what its data sheet allows ({} TFLOP/s, {} GB/s), by which \
-                 published runs come out within a factor of 1.5; this program took eight times as long in the one step that was \
-                 measured (docs/gpus.md){}",
+                "{}: {memory}, out of {}; 16-bit time at {:.0} % of its data sheet ({} TFLOP/s, {} GB/s), which predicts published runs \
+                 within a factor of 1.5; the one step measured with ocelli took eight times as long (docs/gpus.md){}",
                 gpu.name,
                 gpu.memory_gb,
                 100.0 * EFFICIENCY,
                 gpu.tflops,
                 gpu.memory_gb_s,
                 if self.precision.compute == Arithmetic::F32 {
-                    "\nthe recipe computes in 32 bits: --bf16, or --set optim.precision.compute=bf16"
+                    "\nthis recipe computes in 32 bits: pass --bf16 or --set optim.precision.compute=bf16"
                 } else {
                     ""
                 }

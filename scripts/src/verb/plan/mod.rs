@@ -59,8 +59,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let size = model.n_parts();
         let key = "method.prototype_group";
         bail!(
-            "{key} {size} divides no shard group: give --ranks or --group a multiple of it, for which the numbers of the layer divide \
-             into multiples of 64, or set {key}=1"
+            "{key} = {size} does not divide any shard group: make --ranks or --group a multiple of it, such that the layer's elements \
+             divide into multiples of 64, or set {key}=1"
         );
     }
     table::print(&lines, args.details);
@@ -68,7 +68,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("{line}");
     }
     if model.n_parts() > 1 {
-        out!("without modes whose shard groups method.prototype_group = {} does not divide", model.n_parts());
+        out!(
+            "omitted: modes whose shard groups method.prototype_group = {} does not divide",
+            model.n_parts()
+        );
     }
     if hardware.ranks.iter().any(|n| *n > 1) {
         print_goodput(args, &model, &hardware);
@@ -102,7 +105,7 @@ struct PlanRequest {
 fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     if let Some(name) = &args.preset {
         let Some(model) = preset(name, args.max_unit_parameters) else {
-            bail!("unknown preset {name}: it is one of {}", PRESETS.join(", "));
+            bail!("unknown preset {name}: expected one of {}", PRESETS.join(", "));
         };
         check_largest_unit(&model, args.max_unit_parameters)?;
         let divided = match args.max_unit_parameters {
@@ -135,14 +138,14 @@ fn check_largest_unit(model: &ModelCost, most: Option<usize>) -> anyhow::Result<
     let largest = model.largest_unit();
     match most {
         Some(most) if largest > most => bail!(
-            "run.max_unit_parameters {most}: a unit cannot be divided into parts of fewer than {largest} parameters: set it to at least that"
+            "run.max_unit_parameters = {most} is too small: units cannot be split below {largest} parameters; set it to at least that"
         ),
         _ => Ok(()),
     }
 }
 
 fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {
-    out!("checkpoints and failures, a node failing once in {:.0} h:", args.node_mttf_h);
+    out!("checkpoints and failures, with one failure per node every {:.0} h:", args.node_mttf_h);
     for &world_size in &hardware.ranks {
         // Frozen networks are not part of a checkpoint.
         let n_others: usize =
@@ -152,7 +155,7 @@ fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {
         let n_nodes = world_size.div_ceil(hardware.ranks_per_node);
         let good = goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
         out!(
-            "{world_size:>6} ranks: one failure in {:.1} h; {:.2} GB per rank, {:.1} s to write; best interval \
+            "{world_size:>6} ranks: one failure every {:.1} h; {:.2} GB per rank, {:.1} s to write; best interval \
              {:.1} min; goodput {:.1} %",
             good.mttf_s / HOUR_S,
             bytes / GB,
@@ -171,8 +174,8 @@ fn print_simulation(hardware: &Hardware, model: &ModelCost) -> anyhow::Result<()
         for &to in &world_sizes {
             let simulation = simulate(&units, from, to).map_err(anyhow::Error::msg)?;
             out!(
-                "written by {from} ranks, read by {to}: at most {} ranges of units from {} files a rank and buffer; manifest \
-                 {:.1} kB; {:.2} % padding; every element once ({:.0} ms here)",
+                "written by {from} ranks, read by {to}: at most {} unit ranges from {} files per rank and buffer; manifest \
+                 {:.1} kB; {:.2} % padding; every element exactly once ({:.0} ms here)",
                 simulation.max_reads,
                 simulation.max_files,
                 simulation.manifest_bytes as f64 / 1e3,

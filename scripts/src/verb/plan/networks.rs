@@ -20,7 +20,7 @@ pub(super) fn print(model: &ModelCost) {
     );
     for network in &model.others {
         let kind = if network.is_frozen { ", frozen" } else { "" };
-        out!("beside it {}: {:.1} M parameters{kind}", network.name, network.numel() as f64 / 1e6);
+        out!("also {}: {:.1} M parameters{kind}", network.name, network.numel() as f64 / 1e6);
     }
 }
 

@@ -119,25 +119,25 @@ pub(super) fn what_would_fit(
     batch: usize,
     hardware: &Hardware,
 ) -> String {
-    let mut text = format!("nothing fits into {:.1} GB a rank.", hardware.memory_bytes / GB);
+    let mut text = format!("nothing fits into {:.1} GB per rank.", hardware.memory_bytes / GB);
     let largest = hardware.ranks.iter().copied().max().unwrap_or(1);
     for world_size in (0..14).map(|log| 1usize << log) {
         let rank_batch = args.images_per_rank(batch, world_size);
         if any_mode_fits(args, model, recipe, world_size, rank_batch, hardware) {
-            text += &format!(" {world_size} ranks would.");
+            text += &format!(" {world_size} ranks would fit.");
             break;
         }
     }
     for rank_batch in (1..args.images_per_rank(batch, largest)).rev() {
         if any_mode_fits(args, model, recipe, largest, rank_batch, hardware) {
-            text += &format!(" {largest} ranks with {rank_batch} images each would.");
+            text += &format!(" {largest} ranks with {rank_batch} images each would fit.");
             break;
         }
     }
     let with_one_image = rows(args, model, recipe, largest, 1, hardware);
     let least = with_one_image.iter().map(|row| least_memory(model, &row.placement).needed_bytes());
     if let Some(least) = least.min_by(f64::total_cmp) {
-        text += &format!(" One image on each of {largest} ranks takes {:.1} GB.", least / GB);
+        text += &format!(" With one image per rank, {largest} ranks take {:.1} GB each.", least / GB);
     }
     text + &describe_unsharded_memory(args, model, divided, recipe, hardware)
 }
@@ -178,7 +178,7 @@ fn describe_unsharded_memory(
         && fits_when_sharded(args, &divided.model, recipe, hardware)
     {
         return format!(
-            " No number of ranks is enough, unless large units are divided: run.max_unit_parameters = {}.",
+            " No number of ranks is enough unless large units are split: set run.max_unit_parameters = {}.",
             divided.max_unit_parameters
         );
     }
@@ -187,13 +187,13 @@ fn describe_unsharded_memory(
         && fits_when_sharded(args, &grouped, recipe, hardware)
     {
         return format!(
-            " No number of ranks is enough, unless they divide the prototypes among them: see method.prototype_group, up to \
+            " No number of ranks is enough unless the prototypes are divided among them: see method.prototype_group, up to \
              {LARGEST_GROUP} here."
         );
     }
     format!(
-        " No number of ranks is enough: however many share the weights, each gathers units as they are ({:.1} GB at a time) and \
-         holds their gradients and activations ({:.1} GB for one image). To divide units of the backbone over ranks (tensor \
+        " No number of ranks is enough: even with sharded weights, each rank gathers whole units ({:.1} GB at a time) and \
+         holds their gradients and activations ({:.1} GB for one image). Splitting backbone units over ranks (tensor \
          parallelism, over {:.0} ranks or more here) is not supported.",
         least.gathered_bytes / GB,
         least.pass_bytes() / GB,

@@ -154,12 +154,12 @@ pub(super) fn print(lines: &[Line], details: bool) {
     out!("");
     out!("mode      none: each rank holds all weights; grad: gradients and moments are");
     out!("          sharded over ranks; full: weights too; group: full within groups");
-    out!("images    of a step on each rank");
-    out!("keep      backbone units that keep their activations; others compute them twice, or");
-    out!("          with /n, n at a time: all but every n-th three times, in less memory");
-    out!("peak GB   memory of a rank; saving a checkpoint takes another copy of the state");
-    out!("moved GB  that a rank receives in a step");
-    out!("hours     of the whole run; rank-h: times the ranks (GPU-hours)");
+    out!("images    per step and rank");
+    out!("keep      backbone units that keep their activations; others recompute them once, or");
+    out!("          with /n, n at a time: all but every n-th twice, using less memory");
+    out!("peak GB   per rank; saving a checkpoint needs another copy of the state");
+    out!("moved GB  received by a rank per step");
+    out!("hours     for the whole run; rank-h: hours times ranks (GPU-hours)");
     if !details {
         return;
     }
@@ -180,11 +180,11 @@ pub(super) fn print(lines: &[Line], details: bool) {
     );
     lines.iter().for_each(Line::print_details);
     out!("");
-    out!("state     GB of weights of all networks and moments; grads: of gradients;");
-    out!("          gather: of weights in transfer and in use; graphs: of activations;");
-    out!("          copy: of the state while a checkpoint is written");
-    out!("compute   seconds of a step; moving: of its communication, beside the computation;");
-    out!("          waiting: seconds that the computation waits for communication");
+    out!("state     GB for all networks' weights and moments; grads: for gradients;");
+    out!("          gather: for weights in transfer and in use; graphs: for activations;");
+    out!("          copy: for the state while a checkpoint is written");
+    out!("compute   seconds per step; moving: of communication, overlapping computation;");
+    out!("          waiting: seconds that computation waits for communication");
 }
 
 /// Formats a number with three significant digits, or all of those before the point.

@@ -20,45 +20,43 @@ use prep::open::open_dataset;
     after_help = "Examples:\n  ocelli probe --checkpoint runs/mine --train 'data/train-*.tar' --test 'data/test-*.tar' --baseline\n  ocelli probe --watch runs/mine --train data/train/ --test data/test/ --protocol linear-dino"
 )]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint's folder, or weights: a file or folder of `ocelli
+    /// A run's work directory, a checkpoint folder, or weights: a file or folder from `ocelli
     /// export`, DINO, DINOv2, timm, torchvision or transformers.
     #[arg(long, required_unless_present = "watch")]
     pub(super) checkpoint: Option<PathBuf>,
-    /// Score every checkpoint of a run once, as it appears, until the run has ended. Any number of
-    /// these may work on the same run, on any machine that sees the folder; one that was stopped
-    /// goes on.
+    /// Score every checkpoint of a run once, as it appears, until the run ends. Any number of
+    /// watchers can share a run, on any machine that sees the folder; a restarted one picks up
+    /// where it stopped.
     #[arg(long, value_name = "WORKDIR", conflicts_with_all = ["checkpoint", "baseline", "label_free", "no_record"])]
     pub(super) watch: Option<PathBuf>,
     #[command(flatten)]
     pub(super) network: NetworkFlags,
-    /// Shards with classes, or masks, to fit on.
+    /// Shards with classes or masks to train on.
     #[arg(long, num_args = 1.., required_unless_present_any = ["label_free", "leave_one_out"])]
     pub(super) train: Vec<String>,
-    /// Shards with classes, or masks, to report on; with --label-free, any images.
+    /// Shards with classes or masks to test on; with --label-free, any images.
     #[arg(long, num_args = 1.., required = true)]
     pub(super) test: Vec<String>,
-    /// Measure what needs no labels, and nothing else: RankMe, α-ReQ, LiDAR, alignment and
-    /// uniformity.
+    /// Compute only measures that need no labels: RankMe, α-ReQ, LiDAR, alignment and uniformity.
     #[arg(long, conflicts_with_all = ["train", "baseline", "protocol", "leave_one_out"])]
     pub(super) label_free: bool,
-    /// Name under which the results are recorded [default: the folder and the name of the test
-    /// shards].
+    /// Name to record the results under [default: the folder and name of the test shards].
     #[arg(long, value_name = "NAME")]
     pub(super) name: Option<String>,
     #[command(flatten)]
     pub(super) protocols: ProtocolFlags,
-    /// Score a randomly initialized network and raw pixels too.
+    /// Also score a randomly initialized network and raw pixels.
     #[arg(long)]
     pub(super) baseline: bool,
-    /// Write nothing into the checkpoint's run: without this, the numbers are added to its
-    /// evaluations.jsonl and TensorBoard.
+    /// Do not add the scores to the run's evaluations.jsonl and TensorBoard files.
     #[arg(long)]
     pub(super) no_record: bool,
     #[command(flatten)]
     pub(super) cache: CacheFlags,
     #[command(flatten)]
     pub(super) device: DeviceFlag,
-    /// End with one line of JSON: every number with its interval, settings, classes and confusions.
+    /// Print a line of JSON at the end: every score with its interval, settings, classes and
+    /// confusions.
     #[arg(long)]
     pub(super) json: bool,
 }

@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         return watch::watch(args, workdir, &means);
     }
     // One of the two flags is required.
-    let checkpoint = args.checkpoint.as_deref().context("--checkpoint or --watch is needed")?;
+    let checkpoint = args.checkpoint.as_deref().context("pass --checkpoint or --watch")?;
     let open = args.network.open(checkpoint, &means.device)?;
     if args.label_free {
         measure(args, checkpoint, &open, &means)
@@ -62,7 +62,7 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
     }
     let scores = &table[0].1;
     out!(
-        "{} images of {}, {} of {} to fit on",
+        "{} test images of {}, {} training images of {}",
         scores.n_test,
         split.test.name,
         scores.n_train,
@@ -73,7 +73,7 @@ fn score(args: &Args, checkpoint: &Path, open: &OpenNetwork, means: &Means<'_>) 
     }
     print_table(&table);
     if scores.n_bad > 0 {
-        out!("{} images cannot be used and were excluded; `ocelli shards verify` says why", scores.n_bad);
+        out!("{} unusable images were excluded; run `ocelli shards verify` to see why", scores.n_bad);
     }
     let about = open.about(checkpoint);
     record_rows(args, checkpoint, open, &rows(scores, &split, &about));
@@ -139,7 +139,7 @@ fn record_rows(args: &Args, checkpoint: &Path, open: &OpenNetwork, rows: &[Evalu
     let (Some(workdir), Some(step)) = (find_workdir(checkpoint), open.step()) else { return };
     let scalars = record::scalars(open, rows);
     if let Err(error) = record::add(workdir, step, rows, &scalars) {
-        say(format!("warning: the numbers are not written into the run: {error:#}"));
+        say(format!("warning: could not add the scores to the run: {error:#}"));
     }
 }
 

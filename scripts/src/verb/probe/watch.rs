@@ -59,7 +59,7 @@ fn await_run(workdir: &Path) -> anyhow::Result<()> {
             say(format!("waiting for a run in {}", workdir.display()));
         }
         if start.elapsed() > START_TIMEOUT {
-            bail!("there is no run in {}", workdir.display());
+            bail!("no run in {}", workdir.display());
         }
         std::thread::sleep(POLL_INTERVAL);
     }
@@ -113,7 +113,7 @@ impl Watcher<'_> {
             Ok(open) => open,
             Err(_) if !path.exists() => return Ok(()),
             Err(error) => {
-                say(format!("step {step} cannot be scored: {error:#}"));
+                say(format!("cannot score step {step}: {error:#}"));
                 return claim.give_up(&format!("{error:#}"));
             }
         };
@@ -145,7 +145,9 @@ impl Watcher<'_> {
         for step in (1..).map(|n| n * every.max(1)).take_while(|step| step < newest) {
             let is_missed = !existing.contains(&step) && !ledger.is_claimed(step) && !ledger.is_done(step);
             if is_missed && self.missed.insert(step) {
-                say(format!("step {step} was pruned before it was scored; run.keep_checkpoints keeps more"));
+                say(format!(
+                    "step {step} was pruned before it was scored; increase run.keep_checkpoints to keep more"
+                ));
             }
         }
     }

@@ -16,13 +16,13 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Verb {
-    /// List the recipes that ship with the program.
+    /// List the built-in recipes.
     List,
-    /// Print a recipe as it ships, with its comments.
+    /// Print a built-in recipe, with its comments.
     Show(show::Args),
-    /// Print keys of recipes with their types, units, defaults and meanings.
+    /// Print recipe keys with their types, units, defaults and meanings.
     Keys(keys::Args),
-    /// Print a recipe for a method, a backbone and an image size, to be edited.
+    /// Print a new recipe for a method, a backbone and an image size, ready to edit.
     New(new::Args),
 }
 

@@ -19,22 +19,22 @@ use crate::recipes::{BUILT_IN, override_key};
     after_help = "Examples:\n  ocelli recipe new --method dino --arch vit --image-px 64 --width 192\n  ocelli recipe new --method swav --arch resnet --image-px 96 --set optim.batch_size=128"
 )]
 pub(super) struct Args {
-    /// Method: a value of method.name.
+    /// Method: a method.name value.
     #[arg(long)]
     method: String,
-    /// Backbone: a value of model.arch; by default that of the shipped recipe.
+    /// Backbone: a model.arch value [default: the built-in recipe's].
     #[arg(long)]
     arch: Option<String>,
-    /// Side of the images that the backbone sees, in pixels.
+    /// Input image size of the backbone, in pixels.
     #[arg(long, default_value_t = 224)]
     image_px: u32,
-    /// Channels of the backbone, model.width.
+    /// Width of the backbone, model.width.
     #[arg(long)]
     width: Option<usize>,
     /// Name of the recipe.
     #[arg(long, default_value = "mine")]
     name: String,
-    /// Change a value of the recipe. May be repeated.
+    /// Override a recipe value. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
 }
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 fn text(args: &Args, shipped: &[Shipped]) -> anyhow::Result<String> {
     let methods = names(shipped, "method", "name");
     if !methods.contains(&args.method) {
-        bail!("--method {}: none of {}", args.method, methods.join(", "));
+        bail!("--method {}: expected one of {}", args.method, methods.join(", "));
     }
     let arch = args.arch.as_deref();
     let with_method = shipped.iter().filter(|recipe| recipe.has_method(&args.method));
@@ -64,7 +64,7 @@ fn text(args: &Args, shipped: &[Shipped]) -> anyhow::Result<String> {
     let with_arch = shipped.iter().filter(|recipe| recipe.has_arch(arch));
     let Some(model) = nearest(with_arch, args.image_px, |recipe| recipe.name == base.name) else {
         let archs = names(shipped, "model", "arch").join(", ");
-        bail!("--arch {}: none of {archs}", arch.unwrap_or_default());
+        bail!("--arch {}: expected one of {archs}", arch.unwrap_or_default());
     };
     let arch = tag_value(&model.table, "model", "arch").unwrap_or_default();
     let mut table = base.table.clone();
@@ -81,12 +81,12 @@ fn text(args: &Args, shipped: &[Shipped]) -> anyhow::Result<String> {
     let method = &args.method;
     let from = base.name;
     let origin = if model.name == base.name {
-        format!("the settings of {from}")
+        format!("settings from {from}")
     } else {
-        format!("the settings of {from}, the backbone of {}", model.name)
+        format!("settings from {from}, backbone from {}", model.name)
     };
     let head = format!(
-        "{method} with {arch} on images of {} px: {origin}, sizes adapted. Not run, no score.",
+        "{method} with {arch} on {} px images: {origin}, with sizes adapted. Never run; no score.",
         args.image_px
     );
     Ok(format!("{}\n\n{}", comment(&head), document(&table)))
@@ -190,7 +190,7 @@ fn fit_model(table: &mut Table, args: &Args) -> anyhow::Result<()> {
     let nearest =
         divisors.min_by(|a, b| log_ratio(*a as f64, wanted).total_cmp(&log_ratio(*b as f64, wanted)));
     let Some(nearest) = nearest else {
-        bail!("--image-px {}: no patch size divides it", args.image_px);
+        bail!("--image-px {}: not divisible by any patch size", args.image_px);
     };
     model.insert("patch_px".into(), nearest.into());
     Ok(())

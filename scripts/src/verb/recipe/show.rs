@@ -8,7 +8,7 @@ use crate::recipes::read_text;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli recipe show dino_cifar")]
 pub(super) struct Args {
-    /// Name or file of a recipe.
+    /// Recipe name or file.
     name: String,
 }
 

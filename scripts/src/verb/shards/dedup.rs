@@ -41,14 +41,15 @@ use prep::rewrite::{Job, Verdict, claim, input_identities, rewrite};
 pub(crate) struct Args {
     #[command(flatten)]
     flags: RewriteFlags,
-    /// Shards, such as test sets that must stay unseen; samples near one of theirs count as copies
-    /// too.
+    /// Shards to compare against, such as test sets that must stay unseen. Samples near one of
+    /// theirs also count as copies.
     #[arg(long, num_args = 1..)]
     against: Vec<String>,
-    /// Number of bits, out of 64, in which near copies may differ; 0 finds exact copies only.
+    /// Maximum number of bits, out of 64, in which the hashes of near copies differ; 0 finds only
+    /// exact copies.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=10))]
     max_distance: u32,
-    /// Write the shards without the copies, under their names.
+    /// Also write the shards without the copies, under the same names.
     #[arg(long)]
     remove: bool,
     #[command(flatten)]
@@ -130,7 +131,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let have_samples =
         entries.iter().all(|entry| shards.get(entry.shard).is_some_and(|shard| entry.number < shard.len()));
     if !have_samples {
-        bail!("parts in {} are of other shards: remove them, and do the parts again", job.out.display());
+        bail!("the parts in {} belong to other shards: remove them and rerun the parts", job.out.display());
     }
     let copies = find_copies(&entries, against.len(), args.max_distance);
     write_lists(&args.flags.out, &shards, &entries, &copies, against.len())?;
@@ -141,7 +142,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     out!("report: {}", args.flags.out.join("copies.jsonl").display());
     let picture = args.flags.out.join("copies.png");
     if draw_groups(&picture, &shards, &entries, &copies)? {
-        out!("groups: {}, the kept image is framed in green", picture.display());
+        out!("groups: {} (the kept image is framed in green)", picture.display());
     }
     if args.remove {
         let removed: HashSet<(String, usize)> = copies

@@ -21,16 +21,16 @@ pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// Folder that receives the files, one sub-folder per shard.
+    /// Output folder for the files, with one sub-folder per shard.
     #[arg(long)]
     out: PathBuf,
-    /// Extract only the samples with these keys.
+    /// Extract only samples with these keys.
     #[arg(long, num_args = 1..)]
     keys: Vec<String>,
     /// Replace existing files.
     #[arg(long)]
     overwrite: bool,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     json: bool,
 }
@@ -59,9 +59,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     progress.finish_and_clear();
     copy_classes(&sources, &args.out, args.overwrite)?;
     if n_samples == 0 && !wanted.is_empty() {
-        bail!("none of the {} keys stands in the {} shard(s)", wanted.len(), sources.len());
+        bail!("none of the {} keys was found in the {} shard(s)", wanted.len(), sources.len());
     }
-    out!("{n_files} files of {n_samples} samples in {}", args.out.display());
+    out!("{n_files} files from {n_samples} samples in {}", args.out.display());
     if args.json {
         out!("{}", json!({ "samples": n_samples, "files": n_files }));
     }
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 /// out of the folder.
 fn inside(shard: &Shard, folder: &Path, member: String) -> Result<PathBuf, PipelineError> {
     if leads_out_of_folder(&member) {
-        let reason = "it would be written outside of the folder".into();
+        let reason = "it would be written outside the folder".into();
         return Err(PipelineError::BadMember { path: shard.name().into(), member, reason });
     }
     Ok(folder.join(member))
@@ -80,7 +80,7 @@ fn inside(shard: &Shard, folder: &Path, member: String) -> Result<PathBuf, Pipel
 
 fn write(target: &Path, bytes: &[u8], overwrite: bool) -> anyhow::Result<()> {
     if target.exists() && !overwrite {
-        bail!("{} exists; give --overwrite, or another --out", target.display());
+        bail!("{} exists; pass --overwrite or choose another --out", target.display());
     }
     if let Some(folder) = target.parent() {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;

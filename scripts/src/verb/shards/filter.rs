@@ -17,13 +17,13 @@ use prep::rewrite::{Item, Job, Verdict, rewrite};
 pub(crate) struct Args {
     #[command(flatten)]
     flags: RewriteFlags,
-    /// Drop images whose short side is below this, in pixels.
+    /// Drop images whose short side is below this many pixels.
     #[arg(long, default_value_t = 0)]
     min_side: u32,
-    /// Drop images whose ratio of long to short side is above this.
+    /// Drop images whose aspect ratio (long side to short side) is above this.
     #[arg(long, default_value_t = f64::INFINITY)]
     max_aspect: f64,
-    /// Drop images whose gray levels, 0 to 255, have a standard deviation below this; 0 keeps blank
+    /// Drop images whose gray levels (0 to 255) have a standard deviation below this; 0 keeps blank
     /// images.
     #[arg(long, default_value_t = 0.0)]
     min_deviation: f64,
@@ -62,10 +62,11 @@ fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
         return Some(format!("{width} x {height} px is too small"));
     }
     if f64::from(long) > args.max_aspect * f64::from(short) {
-        return Some(format!("{width} x {height} px is too long"));
+        return Some(format!("{width} x {height} px is too elongated"));
     }
     let deviation = gray_deviation(&image);
-    (deviation < args.min_deviation).then(|| format!("blank: gray levels deviate by {deviation:.2}"))
+    (deviation < args.min_deviation)
+        .then(|| format!("blank: standard deviation of gray levels is {deviation:.2}"))
 }
 
 /// Returns the standard deviation of the means over the channels, scaled so that the largest value

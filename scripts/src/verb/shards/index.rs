@@ -14,17 +14,17 @@ use pipeline::shard::sidecar;
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards index data/ --checksums")]
 pub(crate) struct Args {
-    /// Shards: paths, patterns, folders, or URLs. The index of a local shard is written beside it,
-    /// others into the cache.
+    /// Shards: paths, patterns, folders, or URLs. The index of a local shard is written next to it,
+    /// those of remote shards into the cache.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// Read local shards completely, to add checksums that detect later changes.
+    /// Read local shards completely and add checksums, to detect later changes.
     #[arg(long)]
     checksums: bool,
-    /// Rebuild indices that exist already.
+    /// Rebuild existing indices.
     #[arg(long)]
     overwrite: bool,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     json: bool,
 }
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         n_samples += samples;
         n_written += written;
     }
-    out!("{n_written} of {} shard(s) indexed, {n_samples} samples in all", sources.len());
+    out!("{n_written} of {} shard(s) indexed, {n_samples} samples in total", sources.len());
     if args.json {
         out!("{}", json!({ "shards": sources.len(), "indexed": n_written, "samples": n_samples }));
     }

@@ -30,31 +30,31 @@ pub(crate) struct Args {
 enum Verb {
     /// Pack a folder of images, or a list of them, into shards.
     Pack(pack::Args),
-    /// Generate a procedural, labeled image set as shards.
+    /// Generate a labeled synthetic image set as shards.
     Synth(synth::Args),
-    /// Read every byte, decode every image, compare index and checksums with the tar.
+    /// Read every byte, decode every image, and check the index and checksums against the tar.
     Verify(verify::Args),
     /// List the samples of shards.
     Ls(ls::Args),
-    /// Write index sidecars for shards that other tools made.
+    /// Write index files for shards made by other tools.
     Index(index::Args),
-    /// Report the images' sizes, formats, colors, duplicates and loading speed.
+    /// Report image sizes, formats, colors, duplicates and loading speed.
     Stats(stats::Args),
-    /// Draw images into one picture, as they are or as a recipe's augmented views.
+    /// Draw a contact sheet of images, unmodified or as a recipe's augmented views.
     ContactSheet(sheet::Args),
-    /// Shrink large images to a short side, and convert progressive JPEGs to baseline.
+    /// Shrink large images to a given short side, and convert progressive JPEGs to baseline.
     Resize(resize::Args),
-    /// Drop images that are corrupt, too small, too long or blank.
+    /// Drop images that are corrupt, too small, too elongated or blank.
     Filter(filter::Args),
-    /// Find exact and near copies, within a set and against a test set.
+    /// Find exact and near duplicates, within a set and against a test set.
     Dedup(dedup::Args),
-    /// Write the samples again in shards of another size or order.
+    /// Rewrite the samples into shards of a different size or order.
     Reshard(regroup::ReshardArgs),
-    /// Split the samples into parts, by their keys.
+    /// Split the samples into parts, such as train and test.
     Split(regroup::SplitArgs),
-    /// Select some of the samples: a number, a list of keys, classes.
+    /// Select a subset of the samples: a number, a list of keys, or classes.
     Subset(regroup::SubsetArgs),
-    /// Write members of shards as files.
+    /// Extract shard members as files.
     Extract(extract::Args),
 }
 

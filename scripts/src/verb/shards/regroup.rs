@@ -27,12 +27,12 @@ pub(crate) struct Common {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
     shards: Vec<String>,
-    /// Folder that receives the shards. A job that was stopped continues there.
+    /// Output folder for the shards. Rerun a stopped job with the same folder to continue it.
     #[arg(long)]
     out: PathBuf,
     #[command(flatten)]
     limits: LimitFlags,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     json: bool,
 }
@@ -45,10 +45,10 @@ pub(crate) struct Common {
 pub(crate) struct ReshardArgs {
     #[command(flatten)]
     common: Common,
-    /// Prefix of the shards' names.
+    /// Prefix of the shard names.
     #[arg(long, default_value = "train")]
     prefix: String,
-    /// Shuffle all samples by this seed; without a seed they keep their order.
+    /// Shuffle all samples with this seed; without it, they keep their order.
     #[arg(long)]
     shuffle: Option<u64>,
 }
@@ -61,15 +61,15 @@ pub(crate) struct ReshardArgs {
 pub(crate) struct SplitArgs {
     #[command(flatten)]
     common: Common,
-    /// Name and share of a part, such as train=0.9; shares are relative. Where samples have labels,
-    /// every class is divided by these shares.
+    /// Name and share of a part, such as train=0.9; shares are relative. If samples have labels,
+    /// the split is stratified by class.
     #[arg(long = "part", required = true, num_args = 1..)]
     parts: Vec<String>,
-    /// Seed of the parts.
+    /// Seed for the split.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Choose a sample's part by its key and the seed alone, whatever its label, so that samples
-    /// keep their parts when a set grows.
+    /// Assign each sample to a part by its key and the seed only, ignoring labels, so that samples
+    /// stay in their part when the set grows.
     #[arg(long)]
     by_key: bool,
 }
@@ -82,21 +82,21 @@ pub(crate) struct SplitArgs {
 pub(crate) struct SubsetArgs {
     #[command(flatten)]
     common: Common,
-    /// Prefix of the shards' names.
+    /// Prefix of the shard names.
     #[arg(long, default_value = "train")]
     prefix: String,
-    /// Number of samples, drawn by the seed.
+    /// Number of samples to draw at random.
     #[arg(long)]
     count: Option<usize>,
-    /// Seed of the draw.
+    /// Seed for the random draw.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Select only the samples listed in this file: a line is a key, or shard, tab and key, as in
-    /// the keep.txt of `dedup`.
+    /// Select only samples listed in this file. Each line is a key, or a shard, a tab and a key, as
+    /// in the keep.txt of `dedup`.
     #[arg(long)]
     keys: Option<PathBuf>,
-    /// Select only the samples of these classes: numbers, or names in the classes.txt beside the
-    /// shards; with commas.
+    /// Select only samples of these classes, comma-separated: numbers, or names in the classes.txt
+    /// next to the shards.
     #[arg(long, value_delimiter = ',', value_name = "CLASS")]
     classes: Vec<String>,
 }
@@ -278,7 +278,11 @@ fn select_classes(
     let is_missing = classes.iter().any(|class| !seen.contains(class));
     if kept.is_empty() || is_missing {
         let seen: Vec<&str> = seen.iter().take(20).map(|class| class_name(&names, class)).collect();
-        bail!("not all of the classes {} have samples; there are {}", wanted.join(", "), seen.join(", "));
+        bail!(
+            "some of the classes {} have no samples; the shards have {}",
+            wanted.join(", "),
+            seen.join(", ")
+        );
     }
     Ok(kept)
 }
@@ -312,7 +316,7 @@ fn parse_share(part: &str) -> anyhow::Result<(String, f64)> {
     {
         return Ok((name.to_string(), share));
     }
-    bail!("--part {part}: a name and a share above 0 are needed, as in train=0.9")
+    bail!("--part {part}: expected a name and a share above 0, such as train=0.9")
 }
 
 fn is_file_name(name: &str) -> bool {
@@ -335,7 +339,7 @@ fn write(
         bail!("no samples were selected");
     }
     if let Some((name, _)) = parts.iter().find(|(name, _)| !is_file_name(name)) {
-        bail!("{name:?} cannot be the name of shards");
+        bail!("{name:?} is not a valid shard name");
     }
     if !common.limits.renumber {
         for (_, positions) in parts {

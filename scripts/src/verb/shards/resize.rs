@@ -24,18 +24,18 @@ use prep::rewrite::{Item, Job, Verdict, rewrite};
 pub(crate) struct Args {
     #[command(flatten)]
     flags: RewriteFlags,
-    /// Short side in pixels; images with a smaller or equal short side are unchanged, and so are
-    /// images of 16 bits, of floating point, of bands and of pages. Keep twice the size of the
-    /// largest view. 0 keeps all sizes.
+    /// Short side in pixels. Images whose short side is smaller or equal are left unchanged, as are
+    /// 16-bit, floating-point, multi-band and multi-page images. Use twice the size of the largest
+    /// view. 0 keeps all sizes.
     #[arg(long, default_value_t = 512)]
     short_side: u32,
-    /// Quality of the written JPEGs, 1 to 100.
+    /// JPEG quality, 1 to 100.
     #[arg(long, default_value_t = 95, value_parser = clap::value_parser!(u8).range(1..=100))]
     quality: u8,
     /// Convert progressive JPEGs to baseline, which decodes two to three times faster.
     #[arg(long)]
     baseline: bool,
-    /// Rotate images according to their EXIF; the written images have no EXIF.
+    /// Rotate images according to their EXIF orientation; the written images have no EXIF.
     #[arg(long)]
     apply_exif: bool,
 }

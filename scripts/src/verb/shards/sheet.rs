@@ -29,17 +29,17 @@ pub(crate) struct Args {
     /// PNG file to write.
     #[arg(long)]
     out: PathBuf,
-    /// Draw the augmented views of this recipe (a name or a file), one image a row, instead of the
-    /// images themselves.
+    /// Draw the augmented views of this recipe (name or file), one image per row, instead of the
+    /// images.
     #[arg(long)]
     recipe: Option<String>,
     /// Number of images, spread evenly over the shards.
     #[arg(long, default_value_t = 64)]
     count: u64,
-    /// Side of an image, in pixels.
+    /// Tile size, in pixels.
     #[arg(long, default_value_t = 96, value_parser = clap::value_parser!(u32).range(16..=512), conflicts_with = "recipe")]
     tile_px: u32,
-    /// Seed of the views.
+    /// Seed for the views.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Replace an existing picture.
@@ -49,7 +49,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if args.out.exists() && !args.overwrite {
-        bail!("{} exists; give --overwrite, or another --out", args.out.display());
+        bail!("{} exists; pass --overwrite or choose another --out", args.out.display());
     }
     let dataset = open_dataset(&args.shards, storage)?;
     match &args.recipe {

@@ -41,13 +41,13 @@ pub(crate) struct Args {
     format: FormatFlags,
     #[command(flatten)]
     parts: PartFlags,
-    /// Folder that receives the results of parts.
+    /// Output folder for the results of parts.
     #[arg(long, value_name = "FOLDER", help_heading = "In parts")]
     out: Option<PathBuf>,
-    /// Also draw the distributions of sizes into this PNG.
+    /// Also draw size distributions into this PNG file.
     #[arg(long)]
     picture: Option<PathBuf>,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     json: bool,
 }
@@ -55,10 +55,10 @@ pub(crate) struct Args {
 /// Flags of the format of pixels.
 #[derive(clap::Args)]
 struct FormatFlags {
-    /// Number of channels of an image, as the recipe's data.channels.
+    /// Channels per image, like the recipe's data.channels.
     #[arg(long, value_name = "N", default_value_t = 3)]
     channels: usize,
-    /// Bits of a channel's values, as the recipe's data.bits: 8, 16 or 32 (floating point).
+    /// Bits per channel, like the recipe's data.bits: 8, 16 or 32 (floating point).
     #[arg(long = "bits", value_name = "BITS", default_value = "8", value_parser = depth)]
     depth: Depth,
     #[command(flatten)]
@@ -435,15 +435,15 @@ fn print(stats: &Stats, predicted: f64, rules: &DecodeRules) {
     );
     let folders = match stats.n_by_folder {
         0 => String::new(),
-        n => format!("; {n} by the name of their folder in the archive"),
+        n => format!("; {n} labeled by their folder in the archive"),
     };
     out!("classes          {}; {} samples without a label{folders}", stats.classes.len(), stats.n_unlabeled);
     out!("formats          {}; {} progressive", join_counts(&stats.formats), stats.n_progressive);
-    let applies = if stats.n_turned > 0 { " (applied by data.apply_exif=true only)" } else { "" };
+    let applies = if stats.n_turned > 0 { " (applied only with data.apply_exif=true)" } else { "" };
     out!("colors           {}; {} rotated by EXIF{applies}", join_counts(&stats.colors), stats.n_turned);
     print_constants(stats, rules);
     out!(
-        "speed            {:.1} ms to decode an image; about {predicted:.0} images/s of DINOv2 multi-crop here",
+        "speed            {:.1} ms to decode an image; about {predicted:.0} images/s with DINOv2 multi-crop on this machine",
         1e3 * stats.decode_s / (stats.widths.len().max(1) as f64)
     );
 }
@@ -466,7 +466,7 @@ fn print_notes(stats: &Stats, rules: &DecodeRules) {
     if rules.no_data.is_none() {
         for (value, n) in &stats.no_data {
             out!(
-                "no data          {n} images state that {value} stands for no data: --no-data {value} leaves it out"
+                "no data          {n} images declare {value} as their no-data value: pass --no-data {value} to exclude it"
             );
         }
     }

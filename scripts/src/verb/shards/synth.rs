@@ -9,19 +9,19 @@ use prep::synth::{SynthSet, synthesize};
 /// Flags of `shards synth`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Folder that receives the shards.
+    /// Output folder for the shards.
     #[arg(long)]
     out: PathBuf,
     /// Number of images.
     #[arg(long, default_value_t = 2000)]
     count: u64,
-    /// Seed of the set.
+    /// Seed for the images.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Side of the images, in pixels.
     #[arg(long, default_value_t = 48)]
     size_px: u32,
-    /// Prefix of the shards' names.
+    /// Prefix of the shard names.
     #[arg(long, default_value = "train")]
     prefix: String,
 }

@@ -31,10 +31,10 @@ pub(crate) struct Args {
     values: ValueFlags,
     #[command(flatten)]
     parts: PartFlags,
-    /// Folder that receives the results of parts.
+    /// Output folder for the results of parts.
     #[arg(long, value_name = "FOLDER", help_heading = "In parts")]
     out: Option<PathBuf>,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     json: bool,
 }
@@ -159,7 +159,7 @@ fn sample_flaw(
     let flaw = match Image::decode_any(&sample.image.files(), rules) {
         Err(error) => error.to_string(),
         Ok(_) if leads_out_of_folder(&sample.key) => {
-            "its name leads out of a folder; --renumber of reshard gives it another".to_string()
+            "its name points outside the folder; rename it with `ocelli shards reshard --renumber`".to_string()
         }
         Ok(_) => return Ok(None),
     };

@@ -34,7 +34,7 @@ impl FrozenTeacher {
         normalization.validate().map_err(|reason| format!("method.teacher.normalization: {reason}"))?;
         let Some(head) = HeadSizes::from_shapes(HEAD, heads) else {
             return Err(
-                "method.teacher.weights: its run has no head of prototypes: the method distills runs of \
+                "method.teacher.weights: its run has no prototype head: the method distills runs of \
                         ibot, dinov2 and dinov3"
                     .into(),
             );

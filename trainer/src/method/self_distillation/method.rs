@@ -168,9 +168,10 @@ impl SelfDistillation {
                 return Err("method.gram.every is less than one step".into());
             }
             if !repeats_first(&self.views) {
-                return Err("method.gram: the earlier teacher sees the last of the views, which must repeat all of the first \
-                            ones, in their order, at a size of their own (views.crops: like = 0)"
-                    .into());
+                return Err("method.gram: the Gram teacher sees the last views, which must repeat all of \
+                            the first ones, in the same order, at a size of their own (views.crops: like = \
+                            0)"
+                .into());
             }
         }
         Ok(Self { gram, ..self })
@@ -204,8 +205,8 @@ impl SelfDistillation {
         let model_px = cx.model.cell_px();
         if teacher_px != model_px {
             return Err(format!(
-                "method.teacher.weights: patches of the teacher have {teacher_px} px and those of model {model_px}: masked patches are \
-                 compared one by one"
+                "method.teacher.weights: the teacher's patches are {teacher_px} px and the model's \
+                 {model_px}: they must be equal, because masked patches are compared one by one"
             ));
         }
         Ok(Self { frozen: Some(teacher), ..self })

@@ -203,7 +203,7 @@ type Bounds<'a> = &'a [(&'a str, f64, [f64; 2])];
 pub(super) fn check_bounds(values: Bounds<'_>) -> Result<(), String> {
     for (key, value, [low, high]) in values {
         if !(*low..=*high).contains(value) {
-            return Err(format!("method.{key} is {value} and must lie in {low}..={high}"));
+            return Err(format!("method.{key} is {value} but must lie in {low}..={high}"));
         }
     }
     Ok(())
@@ -233,7 +233,7 @@ pub(super) fn check_student_temp(temperature: f64) -> Result<(), String> {
 
 fn check_temperatures(key: &str, temperatures: &[f64]) -> Result<(), String> {
     match temperatures.iter().find(|value| !(**value > 0.0 && **value <= 1e3)) {
-        Some(value) => Err(format!("{key} must lie above 0 and not above 1000, not at {value}")),
+        Some(value) => Err(format!("{key} must be above 0 and at most 1000, not {value}")),
         None => Ok(()),
     }
 }
@@ -267,7 +267,7 @@ pub(in crate::method) fn fit_group(group: &mut usize, batch_size: usize) {
 pub(super) fn check_views(cx: &MethodContext) -> Result<(), String> {
     match cx.views.groups().first() {
         Some(group) if group.n_views >= 2 => Ok(()),
-        _ => Err("views: the first size needs two views or more, one to predict the other".into()),
+        _ => Err("views: the first size needs at least two views, one to predict the other".into()),
     }
 }
 

@@ -19,7 +19,7 @@ pub struct Config {
     /// Channels of the head's output, the embedding; 128 by default.
     #[serde(default = "default_output")]
     pub head_output: usize,
-    /// Whether the head's hidden layers are normalized over the batch, the default: SwAV's are,
+    /// Whether the head's hidden layers are normalized over the batch; true by default: SwAV's are,
     /// SEER's are not.
     #[serde(default = "default_batch_norm")]
     pub head_batch_norm: bool,
@@ -29,7 +29,7 @@ pub struct Config {
     /// Temperature of the assignments, ε: smaller is sharper; 0.05 by default.
     #[serde(default = "default_epsilon")]
     pub epsilon: f64,
-    /// Number of iterations of Sinkhorn and Knopp; 3 by default.
+    /// Number of Sinkhorn-Knopp iterations; 3 by default.
     #[serde(default = "default_iterations")]
     pub sinkhorn_iterations: usize,
     /// Length of time at the start during which the prototypes are frozen; 313 steps by default.
@@ -41,11 +41,11 @@ pub struct Config {
     /// Length of time before the queue begins to fill; 15 epochs by default.
     #[serde(default = "default_queue_start")]
     pub queue_start: Duration,
-    /// Number of ranks that divide the prototypes among them; 1, the default: each rank scores all
-    /// of them. A rank scores its part for the images of the whole group, and gathers only that
-    /// part: with many prototypes it takes less memory and traffic. It must divide the prototypes
-    /// and the ranks of a shard group, and the numbers of a layer of prototypes must be a multiple
-    /// of 64 times these ranks. Losses differ in rounding alone.
+    /// Number of ranks that divide the prototypes among themselves; with 1, the default, each rank
+    /// scores all of them. A rank scores its part for the images of the whole group, and gathers
+    /// only that part: with many prototypes, this takes less memory and traffic. It must divide the
+    /// prototypes and the ranks of a shard group, and the number of parameters of a prototype layer
+    /// must be a multiple of 64 times the number of these ranks. Losses differ only by rounding.
     #[serde(default = "default_prototype_group")]
     pub prototype_group: usize,
 }
@@ -97,7 +97,7 @@ impl Config {
         }
         for (key, value) in [("temperature", self.temperature), ("epsilon", self.epsilon)] {
             if !(value > 0.0 && value <= 1e3) {
-                return Err(format!("method.{key} {value} must lie above 0 and not above 1000"));
+                return Err(format!("method.{key} {value} must be above 0 and at most 1000"));
             }
         }
         check_prototype_group(self.prototype_group, "method.prototypes", self.prototypes)?;
@@ -106,10 +106,10 @@ impl Config {
         }
         let batch_size = cx.length.batch_size;
         if batch_size < 2 {
-            return Err("optim.batch_size 1: assignments are balanced over two images or more".into());
+            return Err("optim.batch_size 1: assignments are balanced over at least two images".into());
         }
         if self.queue > 1 << 24 {
-            return Err(format!("method.queue {} must not be above {}", self.queue, 1 << 24));
+            return Err(format!("method.queue {} must be at most {}", self.queue, 1 << 24));
         }
         if self.queue > 0 && self.queue < batch_size {
             return Err(format!(
@@ -119,7 +119,7 @@ impl Config {
         }
         let n_views: usize = cx.views.groups().iter().map(|group| group.n_views).sum();
         if n_views < 2 {
-            return Err("views: SwAV needs two views or more, one to predict the other".into());
+            return Err("views: SwAV needs at least two views, one to predict the other".into());
         }
         Ok(())
     }

@@ -52,8 +52,8 @@ impl MethodRecipe for Config {
         let full_step = queue_from.saturating_add(self.queue.div_ceil(cx.length.batch_size) as u64);
         if self.queue > 0 && full_step >= cx.length.total_steps {
             return Err(format!(
-                "method.queue is full at step {full_step} of {}, too late to count: let it begin earlier \
-                 (method.queue_start)",
+                "method.queue is not full until step {full_step} of {}, too late to be used: start it \
+                 earlier (method.queue_start)",
                 cx.length.total_steps
             ));
         }

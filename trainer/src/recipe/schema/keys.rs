@@ -56,7 +56,7 @@ fn add_form(path: &str, form: &Form, setting: &str, keys: &mut Vec<Key>) {
                 variants.iter().filter(|variant| !variant.meaning.ends_with(FOR_TESTS)).collect();
             let names = variants.iter().map(|variant| (variant.name.clone(), variant.meaning.clone()));
             let words = Form::Word(names.collect());
-            let meaning = String::from("Kind of the section, which decides about its other keys.");
+            let meaning = String::from("Kind of the section, which determines its other keys.");
             let tag = Field { name: tag.clone(), meaning, form: words, default: None, is_required: true };
             add_field(path, &tag, setting, keys);
             for variant in variants {

@@ -9,10 +9,11 @@ const MOVED: [(&str, &str, &str); 3] = [
     (
         "stat_groups",
         "stat_images",
-        "optim.stat_groups is optim.stat_images now, in images: optim.batch_size divided by the groups",
+        "optim.stat_groups is now optim.stat_images, in images: optim.batch_size divided by the number of \
+         groups",
     ),
-    ("freeze_last_layer", "stat_images", "optim.freeze_last_layer is method.freeze_last_layer now"),
-    ("teacher", "method", "the section [teacher] is gone: teacher.decay is method.teacher_decay now"),
+    ("freeze_last_layer", "stat_images", "optim.freeze_last_layer is now method.freeze_last_layer"),
+    ("teacher", "method", "the section [teacher] was removed: teacher.decay is now method.teacher_decay"),
 ];
 
 /// Returns a message for each key of `recipe` that is missing, unknown or not of its form in
@@ -30,7 +31,7 @@ fn compare(path: &str, value: &Value, form: &Form, mistakes: &mut Vec<String>) {
         (Form::Choice { tag, variants }, Value::Table(table)) => {
             let names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
             let Some(name) = table.get(tag).and_then(Value::as_str) else {
-                mistakes.push(format!("{path}.{tag} is missing: one of {}", names.join(", ")));
+                mistakes.push(format!("{path}.{tag} is missing: expected one of {}", names.join(", ")));
                 return;
             };
             match variants.iter().find(|variant| variant.name == name) {
@@ -111,9 +112,9 @@ fn compare_table(path: &str, table: &Table, fields: &[Field], tag: Option<&str>,
         if let Some((_, _, message)) = moved {
             hint = format!(": {message}");
         } else if hint.is_empty() {
-            hint = format!(": known here are {}", names.join(", "));
+            hint = format!("; known keys are {}", names.join(", "));
         }
-        mistakes.push(format!("{path} is not known{hint}"));
+        mistakes.push(format!("unknown key {path}{hint}"));
     }
 }
 
@@ -132,7 +133,7 @@ fn mismatch(path: &str, value: &Value, form: &Form) -> String {
         (Form::Whole { .. } | Form::Number { .. } | Form::Bool, Value::String(text))
             if text.parse::<f64>().is_ok() || ["true", "false"].contains(&text.as_str()) =>
         {
-            format!("; without quotation marks it is {text}")
+            format!("; write {text} without quotation marks")
         }
         _ => String::new(),
     };

@@ -36,7 +36,7 @@ pub(crate) fn rank_state(beat: &Heartbeat) -> RankState {
     if age_s < STALE_S {
         RankState::Alive
     } else {
-        RankState::Gone(format!("the last heartbeat is {} old", human_age(age_s)))
+        RankState::Gone(format!("the last heartbeat was {} ago", human_age(age_s)))
     }
 }
 

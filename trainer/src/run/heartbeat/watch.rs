@@ -103,7 +103,7 @@ impl PeerMonitor for RankWatch {
         if let Some(beat) = beat
             && let Some(reason) = &beat.reason
         {
-            let how = if beat.by_itself { reason.clone() } else { format!("it has given up: {reason}") };
+            let how = if beat.by_itself { reason.clone() } else { format!("it gave up: {reason}") };
             return Some(Lost { rank, how, by_itself: beat.by_itself });
         }
         let last = match beat {

@@ -83,7 +83,8 @@ pub(super) fn restore_merged(arrays: &mut Arrays, config: &VitConfig) -> Result<
     let d = config.width;
     let n_prefix = 1 + config.registers;
     let prefix = arrays.remove("prefix").filter(|prefix| prefix.shape == [1, n_prefix, d]);
-    let mut class = prefix.ok_or_else(|| format!("its prefix is not of shape [1, {n_prefix}, {d}]"))?.values;
+    let mut class =
+        prefix.ok_or_else(|| format!("its prefix does not have shape [1, {n_prefix}, {d}]"))?.values;
     let registers = class.split_off(d);
     arrays.insert("cls_token".into(), Array { shape: vec![1, 1, d], values: class });
     if config.registers > 0 {
@@ -92,11 +93,11 @@ pub(super) fn restore_merged(arrays: &mut Arrays, config: &VitConfig) -> Result<
     if config.positions == Positions::Rope {
         return Ok(ModelConfig::Vit(config.clone()));
     }
-    let positions = arrays.remove("pos_embed.patches").ok_or("it has no positions of patches")?;
+    let positions = arrays.remove("pos_embed.patches").ok_or("it has no patch positions")?;
     let n = positions.shape.get(1).copied().unwrap_or(0);
     let side = n.isqrt();
     if positions.shape != [1, n, d] || side == 0 || side * side != n {
-        return Err(format!("its positions of patches have shape {:?}, not [1, n², {d}]", positions.shape));
+        return Err(format!("its patch positions have shape {:?}, not [1, n², {d}]", positions.shape));
     }
     let values = [vec![0.0; d], positions.values].concat();
     arrays.insert("pos_embed".into(), Array { shape: vec![1, 1 + n, d], values });

@@ -55,7 +55,8 @@ pub(super) fn recognize(
             config.norm_epsilon = epsilon;
         } else if sizes.is_rotary && stated_epsilon.is_none() {
             assumed.push(format!(
-                "the file does not say the ε of its layer norms: {:e} is taken, that of DINOv3's networks (--norm-epsilon)",
+                "the file does not state the ε of its layer norms; assuming DINOv3's {:e} (override with \
+                 --norm-epsilon)",
                 config.norm_epsilon
             ));
         }
@@ -148,7 +149,7 @@ fn library(
         _ => {
             let library = if source.is_pickle { Library::Dino } else { Library::Timm };
             assumed.push(format!(
-                "DINO and timm have the same names: this is taken for {}'s (--source)",
+                "DINO and timm use the same tensor names; assuming this is {}'s (override with --source)",
                 library.name()
             ));
             library
@@ -159,7 +160,7 @@ fn library(
 /// Rejects networks that have the same names and compute something else.
 fn reject_unsupported(tensors: &BackboneTensors) -> Result<(), String> {
     let others = [
-        ("fc_norm.weight", "it pools patch tokens behind a norm of its own (fc_norm)"),
+        ("fc_norm.weight", "it pools patch tokens and has a separate norm (fc_norm)"),
         ("norm_pre.weight", "it normalizes tokens before the first block (norm_pre)"),
         ("attn_pool.latent", "it pools by attention (attn_pool)"),
         ("dist_token", "it has a distillation token (dist_token)"),
@@ -202,7 +203,9 @@ impl Sizes {
             return Err(format!("{} has shape {patches:?}", tensors.anchor));
         }
         if patch_px != side {
-            return Err(format!("its patches have {patch_px} × {side} px; only squares can be read"));
+            return Err(format!(
+                "its patches have {patch_px} × {side} px; only square patches are supported"
+            ));
         }
         let mut depth = 0;
         while tensors.contains(&first_name(names, &format!("blocks.{depth}.norm1.weight"))) {
@@ -218,7 +221,7 @@ impl Sizes {
         let mlp = match rows {
             rows if rows == hidden => MlpKind::Gelu,
             rows if Some(rows) == hidden.checked_mul(2) => MlpKind::Swiglu,
-            _ => return Err(format!("its MLP goes to {rows} channels and comes from {hidden}")),
+            _ => return Err(format!("its MLP expands to {rows} channels, but projects back from {hidden}")),
         };
         let is_rotary = names.pos_embed.is_empty();
         let grid = if is_rotary {
@@ -440,6 +443,8 @@ fn heads(width: usize, is_rotary: bool, hints: &Hints, source: &Source) -> Resul
         _ => None,
     };
     hints.heads.or(stated).or(usual).ok_or_else(|| {
-        format!("it does not say how many attention heads its {width} channels have: give --heads")
+        format!(
+            "it does not state the number of attention heads for its {width} channels; give it with --heads"
+        )
     })
 }

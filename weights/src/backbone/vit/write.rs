@@ -292,7 +292,7 @@ pub(super) fn transformers(config: &VitConfig) -> Result<Value, String> {
     });
     let Some(ratio) = ratio else {
         return Err(format!(
-            "its hidden layers have {} channels, for which mlp_ratio would be no whole number",
+            "its hidden layers have {} channels, for which mlp_ratio would not be a whole number",
             config.hidden()
         ));
     };
@@ -317,7 +317,7 @@ fn check_epsilon(config: &VitConfig) -> Result<(), String> {
     if config.norm_epsilon <= 1e-6 {
         Ok(())
     } else {
-        Err(format!("its norms add {} to the variance, this library's 1e-6", config.norm_epsilon))
+        Err(format!("its norms add {} to the variance, but this library's add 1e-6", config.norm_epsilon))
     }
 }
 
@@ -347,7 +347,7 @@ fn check_has_biases(config: &VitConfig, library: &str) -> Result<(), String> {
 /// Checks that keys have no bias, which rotary positions do not cancel.
 fn check_keys(config: &VitConfig, library: &str) -> Result<(), String> {
     match config.qkv_bias {
-        QkvBias::All => Err(format!("{library} networks with rotary positions have no biases of keys")),
+        QkvBias::All => Err(format!("{library} networks with rotary positions have no key biases")),
         QkvBias::WithoutKeys | QkvBias::None => Ok(()),
     }
 }
@@ -359,5 +359,5 @@ fn check_rotary_epsilon(config: &VitConfig, values: &[f64]) -> Result<(), String
         return Ok(());
     }
     let supported = values.iter().map(|value| format!("{value:e}")).collect::<Vec<_>>().join(" or ");
-    Err(format!("its norms add {} to the variance, this library's {supported}", config.norm_epsilon))
+    Err(format!("its norms add {} to the variance, but this library's add {supported}", config.norm_epsilon))
 }

@@ -44,14 +44,14 @@ fn print_first_failure(packed: &Packed) {
     if let Some((_, n)) = &packed.failures
         && let Some(first) = &packed.first_failure
     {
-        say(format!("the first of {n} images: {first}"));
+        say(format!("first of {n} failed images: {first}"));
     }
 }
 
 fn print(args: &Args, packed: &Packed) {
     let Packed { n_samples, n_classes, n_shards, shards, n_existing, .. } = packed;
     let existing =
-        if *n_existing > 0 { format!(", {n_existing} of them there already") } else { String::new() };
+        if *n_existing > 0 { format!(", {n_existing} of them already done") } else { String::new() };
     match args.parts.work() {
         Work::Part(part) => out!(
             "part {part}: {n_samples} samples of {n_classes} class(es) in {} of {n_shards} shard(s){existing}",

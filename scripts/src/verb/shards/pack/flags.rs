@@ -10,34 +10,35 @@ use crate::parts::PartFlags;
     after_help = "Examples:\n  ocelli shards pack photos/ --out shards/\n  ocelli shards pack list.csv --out shards/ --prefix train\n  ocelli shards pack urls.csv --urls --out shards/"
 )]
 pub(crate) struct Args {
-    /// Folder (plain, or one sub-folder per class), or a .csv, .tsv or .jsonl list with the columns
-    /// `path` and, if there are labels, `label`, or a .txt list. Paths are relative to the list.
+    /// Folder of images (flat, or one sub-folder per class); a .csv, .tsv or .jsonl list with a
+    /// column `path` and optionally `label`; or a .txt list. Paths are relative to the list.
     pub(super) input: PathBuf,
-    /// Folder that receives the shards.
+    /// Output folder for the shards.
     #[arg(long)]
     pub(super) out: PathBuf,
-    /// Prefix of the shards' names.
+    /// Prefix of the shard names.
     #[arg(long, default_value = "train")]
     pub(super) prefix: String,
-    /// Largest number of samples of a shard.
+    /// Maximum number of samples per shard.
     #[arg(long, default_value_t = 10_000)]
     pub(super) samples_per_shard: u64,
-    /// Largest size of a shard in bytes, by the lengths of the images' files; 0 for any size. With
-    /// --urls, only the number of samples counts.
+    /// Maximum size of a shard in bytes, counting image files; 0 for no limit. Ignored with --urls,
+    /// where only the number of samples counts.
     #[arg(long, default_value_t = 1 << 30)]
     pub(super) bytes_per_shard: u64,
-    /// List that numbers the classes, one name per line: the classes.txt of another pack. Without
-    /// it, labels that are all numbers are kept, and names are numbered in alphabetical order.
+    /// Class list that defines the numbering, one name per line, such as the classes.txt of another
+    /// pack. Without it, numeric labels are kept as they are, and names are numbered
+    /// alphabetically.
     #[arg(long)]
     pub(super) classes: Option<PathBuf>,
-    /// Seed of the order in which samples are packed.
+    /// Seed for the order in which samples are packed.
     #[arg(long, default_value_t = 0)]
     pub(super) seed: u64,
-    /// Join files that hold one band of an image each, such as tile.b02.tif and tile.b08.tif, into
-    /// one sample: its channels in the order of their names, in which numbers count by value.
+    /// Combine single-band files, such as tile.b02.tif and tile.b08.tif, into one sample. Channels
+    /// are in the order of the file names, with numbers sorted by value.
     #[arg(long, conflicts_with = "urls")]
     pub(super) bands: bool,
-    /// End with one line of JSON.
+    /// Print a line of JSON at the end.
     #[arg(long)]
     pub(super) json: bool,
     #[command(flatten)]
@@ -49,30 +50,30 @@ pub(crate) struct Args {
 /// Flags of packing from the web.
 #[derive(clap::Args)]
 pub(crate) struct WebFlags {
-    /// Fetch the URLs in the list's column `url`. `label` and `caption` are kept if they
-    /// are present.
+    /// Fetch the URLs in the list's column `url`. The columns `label` and `caption` are kept if
+    /// present.
     #[arg(long, help_heading = "From the web")]
     pub(super) urls: bool,
-    /// Number of images that are fetched at a time.
+    /// Number of images to fetch at a time.
     #[arg(long, default_value_t = 64, requires = "urls", help_heading = "From the web")]
     pub(super) connections: usize,
-    /// Number of images that are fetched from one server at a time.
+    /// Number of images to fetch from one server at a time.
     #[arg(long, default_value_t = 8, requires = "urls", help_heading = "From the web")]
     pub(super) per_host: usize,
-    /// Number of attempts after the first one.
+    /// Number of retries per image.
     #[arg(long, default_value_t = 2, requires = "urls", help_heading = "From the web")]
     pub(super) retries: u32,
-    /// Seconds that fetching an image may take, with all attempts.
+    /// Timeout in seconds for fetching an image, including all retries.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
     pub(super) timeout_s: u64,
-    /// Largest size of an image, in megabytes.
+    /// Maximum size of an image, in megabytes.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
     pub(super) max_mb: u64,
-    /// Fetch images whose owners forbid it by an X-Robots-Tag (noai, noimageai, noindex,
+    /// Fetch images even if their owners opt out with an X-Robots-Tag (noai, noimageai, noindex,
     /// noimageindex, none).
     #[arg(long, requires = "urls", help_heading = "From the web")]
     pub(super) ignore_opt_out: bool,
-    /// Start over in a folder that holds the output of another pack, which is deleted.
+    /// Delete the output of another pack in the folder and start over.
     #[arg(long, requires = "urls", help_heading = "From the web")]
     pub(super) overwrite: bool,
 }

@@ -81,11 +81,11 @@ struct DownloadTotals {
 
 pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode> {
     if !list::is_list(&args.input) {
-        bail!("{} is no .txt, .csv, .tsv or .jsonl list of URLs", args.input.display());
+        bail!("{} is not a .txt, .csv, .tsv or .jsonl list of URLs", args.input.display());
     }
     let mut rows = list::read(&args.input, list::Target::Url, columns)?;
     if rows.is_empty() {
-        bail!("{} holds no URL", args.input.display());
+        bail!("{} contains no URLs", args.input.display());
     }
     let work = args.parts.work();
     work.check_overwrite(args.web.overwrite)?;
@@ -326,7 +326,7 @@ fn report_failures(args: &Args, classes: &Classes, failures: &str, n_rows: usize
     file::replace(&path, failures.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
     let n_failed = failures.lines().count();
     if n_failed > 0 {
-        out!("{n_failed} of {n_rows} rows failed in all; reasons: {}", path.display());
+        out!("{n_failed} of {n_rows} rows failed in total; reasons: {}", path.display());
         // The list may hold only some of the classes, whose numbers would change.
         let same_classes = match classes.names() {
             Some(_) => format!(" --classes {}", args.out.join("classes.txt").display()),
