@@ -14,7 +14,14 @@ mkdir -p "$1"
 out=$(cd "$1" && pwd)
 shift
 
-maturin build --release --manifest-path scripts/Cargo.toml --out "$out" --compatibility manylinux_2_28 --zig "$@"
+# The program first, as a wheel of its own, out of which it goes into that of the module.
+unpacked=$(mktemp -d)
+trap 'rm -rf "$unpacked" scripts/python/ocelli.data' EXIT
+rm -rf scripts/python/ocelli.data && mkdir -p scripts/python/ocelli.data/scripts
+maturin build --release --bindings bin --manifest-path scripts/Cargo.toml --out "$unpacked/program" --compatibility manylinux_2_28 --zig "$@"
+python3 -m zipfile -e "$unpacked"/program/*.whl "$unpacked/program"
+install -m 755 "$(ls "$unpacked"/program/*.data/scripts/ocelli)" scripts/python/ocelli.data/scripts/ocelli
+maturin build --release --manifest-path scripts/python/Cargo.toml --out "$out" --compatibility manylinux_2_28 --zig "$@"
 wheel=$(ls -t "$out"/ocelli-*.whl | head -n 1)
 tag=$(auditwheel show "$wheel")
 echo "$tag"
@@ -24,8 +31,6 @@ case $(echo "$tag" | tr '\n' ' ') in
 esac
 
 # The program of the wheel, so that both are the same.
-unpacked=$(mktemp -d)
-trap 'rm -rf "$unpacked"' EXIT
 python3 -m zipfile -e "$wheel" "$unpacked"
 program=$(ls "$unpacked"/ocelli-*.data/scripts/ocelli)
 chmod 755 "$program"

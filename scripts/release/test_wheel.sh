@@ -28,9 +28,9 @@ import ocelli
 features, names = ocelli.embed("run", sorted(__import__("pathlib").Path("run").glob("*.png")))
 assert features.ndim == 2 and len(features) == len(names) > 0, features.shape
 print("embed:", features.shape, names[0])
-done = ocelli.pretrain("quickstart", "run/data/train", "again", settings={"optim.length": "{ steps = 2 }", "optim.batch_size": 16})
-assert done["steps"] == 2, done
-print("pretrain:", done)
+run = ocelli.pretrain("quickstart", "run/data/train", "again", settings={"optim.length": "{ steps = 2 }", "optim.batch_size": 16})
+assert run.steps == 2, run
+print("pretrain:", run, run.metrics["train/loss"])
 rows = ocelli.runs(".")
 assert len(rows) == 2, rows
 print("runs:", len(rows))

@@ -1,7 +1,7 @@
 //! Messages to the user on standard error, and the output on standard output, line by line.
 
 use std::io::{IsTerminal, Write};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use indicatif::ProgressBar;
@@ -67,7 +67,44 @@ pub(crate) struct ConsoleFlags {
     log_every: f64,
 }
 
-static FLAGS: OnceLock<ConsoleFlags> = OnceLock::new();
+static FLAGS: Mutex<ConsoleFlags> = Mutex::new(ConsoleFlags {
+    quiet: false,
+    verbose: false,
+    log_format: LogFormat::Text,
+    log_every: LINE_EVERY_S,
+});
+
+/// Process that the program runs within, if it is not its own.
+static HOST: RwLock<Option<Host>> = RwLock::new(None);
+
+/// A process that the program runs within, such as a Python interpreter: receives what the program
+/// would write to its standard error and output.
+pub(crate) struct Host {
+    /// Command line, beginning with the name of the program.
+    pub(crate) command: Vec<String>,
+    /// Receives each message.
+    pub(crate) messages: Box<dyn Fn(&str) + Send + Sync>,
+    /// Output so far.
+    pub(crate) output: Mutex<String>,
+}
+
+/// Sets the process that the program runs within, or removes it; returns the one before.
+pub(crate) fn set_host(host: Option<Host>) -> Option<Host> {
+    std::mem::replace(&mut *HOST.write().unwrap_or_else(PoisonError::into_inner), host)
+}
+
+/// Returns whether the program runs within another process.
+pub(crate) fn is_hosted() -> bool {
+    HOST.read().unwrap_or_else(PoisonError::into_inner).is_some()
+}
+
+/// Returns the command line.
+pub(crate) fn command_line() -> Vec<String> {
+    match HOST.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        Some(host) => host.command.clone(),
+        None => std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+    }
+}
 
 /// Animated line that messages must not overwrite.
 static ANIMATED: Mutex<Option<ProgressBar>> = Mutex::new(None);
@@ -84,16 +121,14 @@ fn positive_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Sets the flags for all messages of the program. Called once, at its start.
+/// Sets the flags for all messages of the program. Called at its start.
 pub(crate) fn set_flags(flags: ConsoleFlags) {
-    let _ = FLAGS.set(flags);
+    *FLAGS.lock().unwrap_or_else(PoisonError::into_inner) = flags;
 }
 
 /// Returns the flags; defaults until they are set.
 fn flags() -> ConsoleFlags {
-    let default =
-        ConsoleFlags { quiet: false, verbose: false, log_format: LogFormat::Text, log_every: LINE_EVERY_S };
-    FLAGS.get().copied().unwrap_or(default)
+    *FLAGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the time between two lines of progress, where no bar is drawn.
@@ -103,7 +138,8 @@ pub(crate) fn line_every() -> Duration {
 
 /// Returns `true` if progress bars are drawn: standard error is a terminal, and the flags allow it.
 pub(crate) fn draws() -> bool {
-    shows_progress() && flags().log_format == LogFormat::Text && std::io::stderr().is_terminal()
+    let is_text = flags().log_format == LogFormat::Text;
+    shows_progress() && is_text && !is_hosted() && std::io::stderr().is_terminal()
 }
 
 /// Returns `true` if progress is shown at all.
@@ -142,6 +178,10 @@ fn write_line(line: &str, numbers: Map<String, Value>) {
 }
 
 fn write_stderr(line: &str) {
+    if let Some(host) = HOST.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        (host.messages)(line);
+        return;
+    }
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
@@ -271,6 +311,12 @@ macro_rules! out {
 /// looks complete.
 pub(crate) fn print_line(line: std::fmt::Arguments<'_>) {
     let line = printable(line.to_string());
+    if let Some(host) = HOST.read().unwrap_or_else(PoisonError::into_inner).as_ref() {
+        let mut output = host.output.lock().unwrap_or_else(PoisonError::into_inner);
+        output.push_str(&line);
+        output.push('\n');
+        return;
+    }
     let mut stdout = std::io::stdout().lock();
     // Standard output is flushed at the end of each line.
     if let Err(error) = stdout.write_all(line.as_bytes()).and_then(|()| stdout.write_all(b"\n")) {

@@ -26,15 +26,18 @@ mod signals;
 mod storage;
 mod verb;
 
+use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+
+use console::Host;
 
 /// Self-supervised pretraining of vision models: from a folder of images to a scored backbone.
 #[derive(Parser)]
@@ -105,18 +108,78 @@ pub fn main() -> ExitCode {
         console::say(format!("error: {error}"));
         return ExitCode::from(exit::CONFIGURATION);
     }
+    match run(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            console::say(format!("error: {}", console::chain(&error)));
+            exit::exit_code(&error)
+        }
+    }
+}
+
+/// Result of a command that was run by [`run_within`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// What the command would have written to its standard output.
+    pub output: String,
+    /// Whether a signal has asked it to stop, so that it is not complete.
+    pub is_stopped: bool,
+}
+
+/// Runs a command of the program within another process, such as a Python interpreter. `args`
+/// follow the name of the program. `messages` receives each line that the program would write to
+/// its standard error.
+///
+/// # Errors
+/// The text of the error, if the command fails, or another one is running in this process.
+pub fn run_within(
+    args: Vec<String>,
+    messages: impl Fn(&str) + Send + Sync + 'static,
+) -> Result<Answer, String> {
+    static RUNNING: Mutex<()> = Mutex::new(());
+    let Ok(_running) = RUNNING.try_lock() else {
+        return Err("another command of ocelli is running in this process".into());
+    };
+    memory::keep_freed_memory();
+    let mut command = vec!["ocelli".to_string()];
+    command.extend(args);
+    let cli = match Cli::try_parse_from(&command) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => return Err(error.to_string().trim_end().to_string()),
+        // Help and version.
+        Err(error) => return Ok(Answer { output: error.to_string(), is_stopped: false }),
+    };
+    console::set_flags(cli.console);
+    let host = Host { command, messages: Box::new(messages), output: Mutex::default() };
+    console::set_host(Some(host));
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli)));
+    let host = console::set_host(None);
+    let output = host.map(|host| host.output.into_inner().unwrap_or_else(PoisonError::into_inner));
+    match result {
+        Ok(Ok(code)) => Ok(Answer {
+            output: output.unwrap_or_default(),
+            is_stopped: code == ExitCode::from(exit::PREEMPTED),
+        }),
+        Ok(Err(error)) => Err(console::chain(&error)),
+        Err(_) => Err("the command has panicked: this is a bug in ocelli".into()),
+    }
+}
+
+/// Runs a command.
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let filter = match std::env::var("OCELLI_LOG").map(|text| text.parse::<Targets>()) {
         Ok(Ok(filter)) => filter,
         _ => default_filter(cli.console.verbose),
     };
-    tracing_subscriber::registry().with(console::Events.with_filter(filter)).init();
+    // In another process, a command before this one has done it.
+    let _ = tracing_subscriber::registry().with(console::Events.with_filter(filter)).try_init();
     // Every shard is an open file, and the usual limit is 1,024. If it cannot be raised, opening
     // files fails with an error.
     let _ = rlimit::increase_nofile_limit(u64::MAX);
     let storage = cli.storage.open();
     let folder = cli.storage.folder();
     kernels::device::set_tuning_cache(&folder.join("gpu"));
-    let result = match cli.verb {
+    match cli.verb {
         Verb::Quickstart(args) => verb::quickstart::run(&args, &storage),
         Verb::Shards(args) => verb::shards::run(&args, &storage),
         Verb::Recipe(args) => verb::recipe::run(&args),
@@ -133,13 +196,6 @@ pub fn main() -> ExitCode {
         Verb::Completions(args) => Ok(verb::shell::completions(&args, Cli::command())),
         Verb::Man(args) => verb::shell::man(&args, Cli::command()),
         Verb::Bench(args) => verb::bench::run(&args, &storage),
-    };
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            console::say(format!("error: {}", console::chain(&error)));
-            exit::exit_code(&error)
-        }
     }
 }
 

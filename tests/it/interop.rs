@@ -15,6 +15,7 @@ use weights::{Card, Export, Format, Hints, Precision, Preprocessing};
 
 use crate::bands::npy_u16;
 use crate::libraries::{Bench, python, random_parameters};
+use crate::python::Module;
 use crate::support::{fails, program};
 
 /// Small networks of every kind: name and configuration.
@@ -223,6 +224,7 @@ fn libraries_give_the_same_features() {
 #[test]
 fn the_page_about_python_runs() {
     let Some(python) = python("torch, timm, numpy, safetensors") else { return };
+    let Some(module) = Module::new() else { return };
     let bench = Bench::new(python);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     std::fs::rename(bench.text("images"), bench.text("photos")).unwrap();
@@ -234,8 +236,7 @@ fn the_page_about_python_runs() {
             "-c",
             &format!("{code}\nassert features.shape == (5, 128), features.shape\nassert len(table) == 1\n"),
         ])
-        .env("PYTHONPATH", root.join("scripts/python"))
-        .env("OCELLI", env!("CARGO_BIN_EXE_ocelli-under-test"))
+        .env("PYTHONPATH", module.folder.path())
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

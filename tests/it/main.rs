@@ -110,6 +110,8 @@ mod pictures;
 mod plan;
 /// Data preparation.
 mod prep;
+/// The Python module.
+mod python;
 /// Ranks as threads, which train like one rank.
 mod ranks;
 /// The commands of the README, run unchanged.

@@ -231,7 +231,8 @@ fn images_rotated_by_exif_are_reported() {
     let sizes = ["--shards", &photos, "--set", "optim.length={steps=2}"];
     let stderr = ok(&world.pretrain("run", &sizes));
     assert!(
-        stderr.contains("1 of 6 inspected images have an EXIF rotation") && stderr.contains("--set data.apply_exif=true"),
+        stderr.contains("1 of 6 inspected images have an EXIF rotation")
+            && stderr.contains("--set data.apply_exif=true"),
         "{stderr}"
     );
     let stderr =

@@ -191,7 +191,10 @@ fn stats_verify_and_dedup_run_in_parts() {
         assert_eq!(joined["bad"], 1, "{verb}");
         // A repeated part reports that it is done; a part of other shards is refused.
         let repeated = ok(&world.ocelli(&[&in_folder[..], &["--part", "2/3"]].concat()));
-        assert!(repeated.contains("part 2/3 is already done") && repeated.contains("remove the file"), "{repeated}");
+        assert!(
+            repeated.contains("part 2/3 is already done") && repeated.contains("remove the file"),
+            "{repeated}"
+        );
         let others = ["shards", verb, &world.text("data"), "--out", &parts, "--part", "2/3"];
         assert!(fails(&world.ocelli(&others), 2).contains("belongs to another job"));
         assert!(fails(&world.ocelli(&in_folder), 2).contains("--part K/N"));

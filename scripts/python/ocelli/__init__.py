@@ -1,23 +1,22 @@
-"""Python interface of the program ocelli: training, features, backbones and runs.
+"""Python interface of Ocelli: training, features, backbones and runs.
 
-Everything here calls the program, which the wheel puts on PATH, so results are always the same.
+Commands run in this process, with the code of the program (`ocelli._ocelli`) and the same files and messages.
 """
 
-import collections
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["embed", "load", "pretrain", "program", "runs"]
+from ocelli import _ocelli
+
+__all__ = ["Run", "embed", "load", "pretrain", "program", "runs"]
 
 
 def program():
-    """Returns the path of the program: `OCELLI`, else the one the wheel installed, else the one on PATH."""
+    """Returns the path of the program, to start it as a process: `OCELLI`, else the one the wheel installed, else the one on PATH."""
     if "OCELLI" in os.environ:
         return os.environ["OCELLI"]
     beside = Path(sys.executable).with_name("ocelli")
@@ -28,55 +27,73 @@ def program():
 
 
 def _run(*args):
-    """Runs the program and returns its standard output; raises RuntimeError with its messages if it fails."""
-    done = subprocess.run([program(), *map(str, args)], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr.strip() or f"ocelli ended with {done.returncode}")
-    return done.stdout
+    """Runs a command and returns its output; raises RuntimeError with the program's text if it fails."""
+    return _ocelli.run([str(word) for word in args], lambda line: None)
+
+
+class Run:
+    """A run in its work directory."""
+
+    def __init__(self, workdir, steps=None, seconds=None):
+        self.workdir = Path(workdir)
+        #: Number of steps of the run; None for a run that was not trained by this call.
+        self.steps = steps
+        #: Seconds that the call took.
+        self.seconds = seconds
+
+    def __getitem__(self, key):
+        return {"steps": self.steps, "seconds": self.seconds, "workdir": str(self.workdir)}[key]
+
+    def __repr__(self):
+        return f"Run({str(self.workdir)!r}, steps={self.steps})"
+
+    @property
+    def metrics(self):
+        """Numbers of metrics.jsonl as arrays of float64 by name, such as `metrics["train/loss"]`.
+
+        Each has one element per row, NaN where the row lacks the number; `metrics["step"]` has the steps.
+        """
+        import numpy as np
+
+        rows = [json.loads(line) for line in (self.workdir / "metrics.jsonl").read_text().splitlines()]
+        names = {}
+        for row in rows:
+            for name, value in row.items():
+                if _is_number(value):
+                    names.setdefault(name, np.full(len(rows), np.nan))
+        for name, values in names.items():
+            for i, row in enumerate(rows):
+                if _is_number(row.get(name)):
+                    values[i] = row[name]
+        return names
+
+
+def _is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True):
-    """Trains `recipe` on `images` and returns a dictionary with `steps`, `seconds` and `workdir`.
+    """Trains `recipe` on `images` in this process and returns a `Run`.
 
     `recipe` is the name or file of a recipe; `images` is a folder, a list of shards, or anything else that
     `ocelli pretrain --shards` takes; `settings` is a dictionary of recipe keys and values, such as
-    `{"optim.batch_size": 32}`. Calling it again with the same arguments resumes the run. Warnings are printed;
-    progress is shown as a bar if tqdm is installed (also in notebooks), otherwise as a line per second. An interrupt
-    saves a checkpoint, ends the run, and raises KeyboardInterrupt.
+    `{"optim.batch_size": 32}`; `flags` are further flags of `ocelli pretrain`. Calling it again with the same arguments
+    resumes the run. Warnings are printed; progress is shown as a bar if tqdm is installed (also in notebooks),
+    otherwise as a line per second. Other threads keep running. An interrupt saves a checkpoint, ends the run, and raises
+    KeyboardInterrupt.
     """
     images = [images] if isinstance(images, (str, os.PathLike)) else images
-    command = [program(), "pretrain", "--recipe", recipe, "--shards", *images, "--workdir", workdir, "--json", *flags]
+    command = ["pretrain", "--recipe", recipe, "--shards", *images, "--workdir", workdir, "--json", *flags]
     for key, value in (settings or {}).items():
         command += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     command += ["--log-format", "json", "--log-every", "1"]
-    # A process group of its own: an interrupt of the notebook reaches the program once, from here.
-    running = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               encoding="utf-8", errors="replace", start_new_session=True)
     show = _Progress(show_progress)
-    last = collections.deque(maxlen=20)
-    interrupted = False
     try:
-        while True:
-            try:
-                for line in running.stderr:
-                    last.append(show.line(line))
-                break
-            except KeyboardInterrupt:
-                # A second one ends it at once.
-                running.send_signal(signal.SIGKILL if interrupted else signal.SIGTERM)
-                interrupted = True
-        out = running.stdout.read()
-        code = running.wait()
+        output = _ocelli.run([str(word) for word in command], show.line)
     finally:
         show.close()
-        if running.poll() is None:
-            # Nobody reads its messages any more: it saves and ends.
-            running.terminate()
-    if interrupted:
-        raise KeyboardInterrupt
-    if code != 0:
-        raise RuntimeError("\n".join(last).strip() or f"ocelli ended with {code}")
-    return json.loads(out.strip().splitlines()[-1])
+    result = json.loads(output.strip().splitlines()[-1])
+    return Run(result["workdir"], result["steps"], result["seconds"])
 
 
 class _Progress:

@@ -22,7 +22,7 @@ use super::report::write_beside;
 use session::{Session, initial_model};
 
 use crate::cluster::compute;
-use crate::console::say;
+use crate::console::{command_line, say};
 use crate::evaluation::image_sets::open_images;
 use crate::evaluation::in_training::InTraining;
 use crate::exit::PREEMPTED;
@@ -232,7 +232,7 @@ fn record_start(workdir: &Path, world_size: usize) {
         host: host_name(),
         world_size,
         folder: std::env::current_dir().unwrap_or_default(),
-        command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
+        command: command_line(),
     };
     if let Err(error) = start.note(workdir) {
         say(format!("warning: could not record the command in {}: {error}", workdir.display()));

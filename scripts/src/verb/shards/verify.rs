@@ -159,7 +159,8 @@ fn sample_flaw(
     let flaw = match Image::decode_any(&sample.image.files(), rules) {
         Err(error) => error.to_string(),
         Ok(_) if leads_out_of_folder(&sample.key) => {
-            "its name points outside the folder; rename it with `ocelli shards reshard --renumber`".to_string()
+            "its name points outside the folder; rename it with `ocelli shards reshard --renumber`"
+                .to_string()
         }
         Ok(_) => return Ok(None),
     };
