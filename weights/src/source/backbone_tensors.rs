@@ -298,6 +298,6 @@ mod tests {
         let by_part_of_name = choose_prefix(&momentum, Some("momentum"), never_equal).unwrap();
         assert_eq!(by_part_of_name, Some("momentum_backbone."));
         let error = choose_prefix(&momentum, Some("teacher"), never_equal).unwrap_err();
-        assert!(error.contains("no network teacher, but backbone, momentum_backbone"), "{error}");
+        assert!(error.contains("no network teacher; it holds backbone, momentum_backbone"), "{error}");
     }
 }
