@@ -8,7 +8,7 @@ use crate::sources::Crate;
 
 /// Members of the workspace, each with its folder and its allowed dependencies, as drawn in
 /// ARCHITECTURE.md.
-const ARROWS: [(&str, &str, &[&str]); 14] = [
+const ARROWS: [(&str, &str, &[&str]); 15] = [
     ("pipeline", "pipeline", &[]),
     ("augment", "augment", &[]),
     ("prep", "prep", &["pipeline", "augment"]),
@@ -33,12 +33,25 @@ const ARROWS: [(&str, &str, &[&str]); 14] = [
             "weights", "session", "report",
         ],
     ),
+    ("ocelli-python", "scripts/python", &["scripts"]),
     (
         "tests",
         "tests",
         &[
-            "pipeline", "augment", "prep", "kernels", "ranks", "networks", "trainer", "eval", "curate",
-            "weights", "session", "report", "scripts",
+            "pipeline",
+            "augment",
+            "prep",
+            "kernels",
+            "ranks",
+            "networks",
+            "trainer",
+            "eval",
+            "curate",
+            "weights",
+            "session",
+            "report",
+            "scripts",
+            "ocelli-python",
         ],
     ),
 ];
@@ -118,7 +131,12 @@ fn no_file_uses_itself_by_way_of_others() {
     for krate in crates() {
         let edges = krate.uses_between_files();
         let n_edges: usize = edges.values().map(BTreeSet::len).sum();
-        assert!(2 * n_edges >= krate.files.len(), "only {n_edges} uses are found in {}", krate.name);
+        let is_single = krate.files.len() == 1;
+        assert!(
+            is_single || 2 * n_edges >= krate.files.len(),
+            "only {n_edges} uses are found in {}",
+            krate.name
+        );
         assert_eq!(circle(&edges), None, "a circle of files in {}", krate.name);
     }
 }
