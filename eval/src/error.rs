@@ -16,8 +16,8 @@ pub enum EvalError {
     Network(#[from] NetworkError),
     /// No image has a class.
     #[error(
-        "none of the {n_samples} images of {split} has a class: probes need a .cls, .cls2 or output.cls member, or `label` \
-         or `labels` in a .json member"
+        "none of the {n_samples} images of {split} has a class: probes need a .cls, .cls2 or output.cls \
+         member, or `label` or `labels` in a .json member"
     )]
     NoLabels {
         /// The set.
@@ -41,7 +41,8 @@ pub enum EvalError {
     },
     /// No image can be decoded.
     #[error(
-        "none of the {n_samples} images of {split} can be decoded; for shards, `ocelli shards verify` says why"
+        "none of the {n_samples} images of {split} can be decoded; for shards, `ocelli shards verify` says \
+         why"
     )]
     NoImages {
         /// The set.
@@ -51,7 +52,8 @@ pub enum EvalError {
     },
     /// The network's features are not finite.
     #[error(
-        "the features of image {image} of {split} are not finite: the weights or the color mean or std are wrong"
+        "the features of image {image} of {split} are not finite: the weights or the color mean or std are \
+         wrong"
     )]
     NotFinite {
         /// The set.
@@ -82,8 +84,8 @@ pub enum EvalError {
     },
     /// All pixels that count are of one class.
     #[error(
-        "all labeled pixels of {split} are of one class; 255 marks ignored pixels: write binary masks as 0 and 1, \
-         not 0 and 255"
+        "all labeled pixels of {split} are of one class; 255 marks ignored pixels: write binary masks as \
+         0 and 1, not 0 and 255"
     )]
     OneClass {
         /// The set.
@@ -91,7 +93,8 @@ pub enum EvalError {
     },
     /// The protocols need different images: with masks and with classes.
     #[error(
-        "{protocol} scores images with masks, the other protocols images with classes: run them one after the other"
+        "{protocol} scores images with masks, the other protocols images with classes: run them one after \
+         the other"
     )]
     MixedInputs {
         /// The protocol that needs masks.

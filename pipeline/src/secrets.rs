@@ -449,7 +449,8 @@ mod tests {
         }
 
         #[test]
-        fn passwords_are_removed(user in "[a-z]{1,5}", password in "[A-Z0-9]{8,20}", path in "[a-z/{},0-9]{0,12}") {
+        fn passwords_are_removed(user in "[a-z]{1,5}", password in "[A-Z0-9]{8,20}",
+            path in "[a-z/{},0-9]{0,12}") {
             for spec in [
                 format!("https://{user}:{password}@host/{path}.tar"),
                 format!("x.tar::gs://{user}:{password}@b/{path}"),

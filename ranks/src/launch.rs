@@ -111,8 +111,8 @@ pub enum LaunchError {
     },
     /// The outer launcher starts several processes, each of which would be alone.
     #[error(
-        "{outer} says {n_processes} ranks, {inner} says one: {n_processes} processes would each do the whole run; \
-         unset what {inner} has set"
+        "{outer} says {n_processes} ranks, {inner} says one: {n_processes} processes would each do the \
+         whole run; unset what {inner} has set"
     )]
     EachAlone {
         /// The outer launcher.

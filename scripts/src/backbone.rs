@@ -17,8 +17,8 @@ pub(crate) fn open_backbone(
 ) -> anyhow::Result<Backbone> {
     if flags.values.is_given() && path.exists() && !weights::is_weights(path) {
         bail!(
-            "{} is a run, and its recipe sets how images are decoded (data.bits_used, data.no_data): --bits-used and --no-data are only \
-             for weights from other programs",
+            "{} is a run, and its recipe sets how images are decoded (data.bits_used, data.no_data): \
+             --bits-used and --no-data are only for weights from other programs",
             path.display()
         );
     }
@@ -141,7 +141,9 @@ fn normalization(text: &str) -> Result<Normalization, String> {
         let normalization = Normalization { mean, std };
         return normalization.validate().map(|()| normalization);
     }
-    Err("expected imagenet, half, or means and standard deviations, such as 0.485,0.456,0.406/0.229,0.224,0.225".into())
+    Err("expected imagenet, half, or means and standard deviations, such as \
+        0.485,0.456,0.406/0.229,0.224,0.225"
+        .into())
 }
 
 /// Parses numbers with commas.

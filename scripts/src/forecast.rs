@@ -17,7 +17,8 @@ pub(crate) fn at_least(plan: &Plan, device: &Opened) -> anyhow::Result<String> {
     let step_s = flops / matrix_peak(&device.device, side, plan.recipe.optim.precision.compute);
     let run_s = step_s * plan.total_steps as f64;
     Ok(format!(
-        "{} steps of {} images: matrix products alone take {:.0} ms per step on this device, {} in total (a lower bound)",
+        "{} steps of {} images: matrix products alone take {:.0} ms per step on this device, {} in total \
+         (a lower bound)",
         plan.total_steps,
         plan.recipe.optim.batch_size,
         1e3 * step_s,

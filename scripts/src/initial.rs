@@ -34,7 +34,8 @@ impl InitialFlags {
     pub(crate) fn initial(&self) -> anyhow::Result<Initial> {
         if self.weights.values.is_given() {
             bail!(
-                "--bits-used and --no-data do not apply here; set the recipe's keys: --set data.bits_used=12, --set data.no_data={{value=-9999}}"
+                "--bits-used and --no-data do not apply here; set the recipe's keys: --set \
+                 data.bits_used=12, --set data.no_data={{value=-9999}}"
             );
         }
         Ok(Initial {

@@ -140,6 +140,7 @@ pub fn run_within(
     let Ok(_running) = RUNNING.try_lock() else {
         return Err("another command of ocelli is running in this process".into());
     };
+    signals::begin_command();
     memory::keep_freed_memory();
     let mut command = vec!["ocelli".to_string()];
     command.extend(args);
@@ -163,6 +164,13 @@ pub fn run_within(
         Ok(Err(error)) => Err(console::chain(&error)),
         Err(_) => Err("the command has panicked: this is a bug in ocelli".into()),
     }
+}
+
+/// Tells the command that [`run_within`] runs, on another thread, that the process was interrupted.
+/// Returns `true` if the command stops by itself, as a run does after its step; other commands
+/// continue to their end.
+pub fn interrupt() -> bool {
+    signals::interrupt()
 }
 
 /// Runs a command.
@@ -221,7 +229,8 @@ fn exit_when_threads_are_exhausted() {
             return;
         }
         console::say(
-            "error: cannot start more threads: raise the limit (ulimit -u, or pids.max of the container), or start fewer processes",
+            "error: cannot start more threads: raise the limit (ulimit -u, or pids.max of the container), \
+             or start fewer processes",
         );
         std::process::exit(i32::from(exit::CONFIGURATION));
     }));

@@ -20,7 +20,8 @@ pub(crate) struct PartFlags {
     #[arg(long, value_name = "K/N", conflicts_with = "join", help_heading = "In parts")]
     part: Option<Part>,
     /// Join the results of all N parts.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_PARTS as i64), help_heading = "In parts")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_PARTS as i64),
+        help_heading = "In parts")]
     join: Option<u32>,
 }
 

@@ -99,7 +99,8 @@ pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::
         overrides.iter().any(|entry| matches!(override_key(entry), "data.shards" | "data"));
     if !overrides_shards && contains_command(&recipe.data.shards) {
         bail!(
-            "recipe {}: data.shards names a command (pipe:…), which recipes may not run: pass it with --shards",
+            "recipe {}: data.shards names a command (pipe:…), which recipes may not run: pass it with \
+             --shards",
             recipe.name
         );
     }
@@ -121,9 +122,8 @@ pub(crate) fn load_for_bench(
 ) -> anyhow::Result<Recipe> {
     let mut recipe = load(name, overrides)?;
     if recipe.views.keep_first_choice() {
-        say(
-            "note: each batch of this recipe has one of several view sizes (views.mix); only the first is measured",
-        );
+        say("note: each batch of this recipe has one of several view sizes (views.mix); only the first is \
+             measured");
     }
     open_frozen(&mut recipe, None)?;
     let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));

@@ -57,7 +57,8 @@ impl RunningStep {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let line = if is_first {
             format!(
-                "finishing step {} and at most one more, then saving; press Ctrl-C again to stop without saving",
+                "finishing step {} and at most one more, then saving; press Ctrl-C again to stop without \
+                 saving",
                 running.step + 1
             )
         } else {

@@ -1,29 +1,61 @@
 //! Signals that ask a run to stop with a checkpoint.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR2};
-use signal_hook::iterator::{Handle, Signals as Received};
+use signal_hook::iterator::Signals as Received;
 
 use crate::console::is_hosted;
 
 /// Signals that ask a run to stop, from a scheduler, a closing terminal or its keyboard.
 const ASKING: [i32; 4] = [SIGTERM, SIGUSR2, SIGHUP, SIGINT];
 
+/// Interrupts of a command that runs within another process.
+static WITHIN: Mutex<Within> = Mutex::new(Within { is_interrupted: false, run: None });
+
+struct Within {
+    /// Whether the process has been interrupted during the command.
+    is_interrupted: bool,
+    /// Run that trains.
+    run: Option<RunWithin>,
+}
+
+struct RunWithin {
+    /// Flag that stops the run.
+    stop: Arc<AtomicBool>,
+    /// Answer to the first interrupt.
+    answer: Box<dyn Fn(bool) + Send>,
+}
+
+/// Forgets the interrupts of the command before.
+pub(crate) fn begin_command() {
+    *within() = Within { is_interrupted: false, run: None };
+}
+
+/// Stops the run that trains within another process, or that begins to train later. Returns whether
+/// one trains, which saves a checkpoint first.
+pub(crate) fn interrupt() -> bool {
+    let mut within = within();
+    within.is_interrupted = true;
+    let Some(run) = &within.run else { return false };
+    if !run.stop.swap(true, Ordering::SeqCst) {
+        (run.answer)(true);
+    }
+    true
+}
+
+fn within() -> MutexGuard<'static, Within> {
+    WITHIN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Status of a program that an interrupt has ended.
 const INTERRUPTED: i32 = 130;
 
 /// Signal handlers of a run.
 ///
-/// Within another process, interrupts belong to that process: its own handler is called as well, no
-/// interrupt ends the process, and after the run no handler of the program is left for them.
+/// Within another process, interrupts are that process's, which tells of them ([`interrupt`]).
 pub(crate) struct Signals {
-    /// Handlers of interrupts to be removed after the run.
-    interrupts: Vec<SigId>,
-    /// Thread that answers interrupts.
-    thread: Option<Handle>,
     /// Flag that is set while there is nothing to save: then a signal ends the program at once, as
     /// by default.
     idle: Arc<AtomicBool>,
@@ -39,34 +71,30 @@ impl Signals {
     ) -> std::io::Result<Self> {
         let is_hosted = is_hosted();
         let idle = Arc::new(AtomicBool::new(true));
-        let mut interrupts = Vec::new();
-        let mut thread = None;
-        for signal in ASKING.into_iter().filter(|signal| !is_ignored(*signal)) {
-            let is_hosts = is_hosted && signal == SIGINT;
-            if !is_hosts {
-                signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
+        for signal in ASKING {
+            if is_ignored(signal) || (is_hosted && signal == SIGINT) {
+                continue;
             }
-            let registered = signal_hook::flag::register(signal, Arc::clone(&stop))?;
-            if is_hosts {
-                interrupts.push(registered);
-            }
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&idle))?;
+            signal_hook::flag::register(signal, Arc::clone(&stop))?;
         }
-        if !is_ignored(SIGINT) {
+        if is_hosted {
+            let mut within = within();
+            stop.fetch_or(within.is_interrupted, Ordering::SeqCst);
+            within.run = Some(RunWithin { stop, answer: Box::new(answer) });
+        } else if !is_ignored(SIGINT) {
             // A handler may not print: a thread does, which is idle until an interrupt.
             let mut received = Received::new([SIGINT])?;
-            thread = is_hosted.then(|| received.handle());
             std::thread::Builder::new().name("signals".into()).spawn(move || {
                 for (number, _) in received.forever().enumerate() {
-                    if number == 0 || !is_hosted {
-                        answer(number == 0);
-                    }
-                    if number > 0 && !is_hosted {
+                    answer(number == 0);
+                    if number > 0 {
                         signal_hook::low_level::exit(INTERRUPTED);
                     }
                 }
             })?;
         }
-        Ok(Self { interrupts, thread, idle })
+        Ok(Self { idle })
     }
 
     /// Returns a function to call when training begins, after which there is something to save.
@@ -83,12 +111,7 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        for id in self.interrupts.drain(..) {
-            signal_hook::low_level::unregister(id);
-        }
-        if let Some(thread) = self.thread.take() {
-            thread.close();
-        }
+        within().run = None;
     }
 }
 

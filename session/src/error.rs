@@ -28,7 +28,8 @@ pub enum SessionError {
     },
     /// A checkpoint does not exist, and others do.
     #[error(
-        "cannot open {}: available checkpoints: steps {}; older ones are removed (run.keep_checkpoints): {source}",
+        "cannot open {}: available checkpoints: steps {}; older ones are removed (run.keep_checkpoints): \
+         {source}",
         path.display(), list(steps)
     )]
     CheckpointRemoved {
@@ -163,7 +164,8 @@ pub enum SessionError {
     },
     /// A frozen network has other weights than those that the run began with.
     #[error(
-        "{key}: {} no longer has the weights that the run started with: restore the file, or choose another --workdir",
+        "{key}: {} no longer has the weights that the run started with: restore the file, or choose \
+         another --workdir",
         path.display()
     )]
     FrozenChanged {
@@ -219,9 +221,8 @@ pub enum SessionError {
     },
     /// Ranks have different libraries, and the recipe demands one.
     #[error(
-        "run.kernels = \"cublaslt\": ranks have different versions of the library, or some have none; this \
-                                   one's is {this_rank}: give all \
-         ranks the same library, or set it to \"auto\""
+        "run.kernels = \"cublaslt\": ranks have different versions of the library, or some have none; \
+         this one's is {this_rank}: give all ranks the same library, or set it to \"auto\""
     )]
     Kernels {
         /// The library of this rank.

@@ -18,8 +18,8 @@ pub(crate) fn check_page(browser: &str, out: &str, n_pictures: usize, n_lines: u
     let page = fs::read_to_string(out).unwrap().replace(
         "</body>",
         "<script>addEventListener('load', () => setTimeout(() => { const all = [...document.images]; \
-         document.body.append(`LOADED ${all.filter((i) => i.complete && i.naturalWidth > 0).length} OF ${all.length}, \
-         ${document.querySelectorAll('.chart path').length} LINES, \
+         document.body.append(`LOADED ${all.filter((i) => i.complete && i.naturalWidth > 0).length} OF \
+         ${all.length}, ${document.querySelectorAll('.chart path').length} LINES, \
          ${(document.body.innerText.match(/\\[object|undefined|NaN/g) || []).length} SLIPS, \
          ${document.documentElement.scrollWidth - innerWidth} TOO WIDE`); }, 300));</script></body>",
     );

@@ -114,8 +114,8 @@ fn steps_take_as_long_as_planned() {
             let ratio = planned_ms / step_ms;
             writeln!(
                 stderr,
-                "{} ranks, {megabits_per_s} Mbit/s, {delay_ms} ms, loss {loss}: {step_ms:.0} ms, planned {planned_ms:.0} \
-                 ({ratio:.2}); computing {compute_ms:.0}; {flags}",
+                "{} ranks, {megabits_per_s} Mbit/s, {delay_ms} ms, loss {loss}: {step_ms:.0} ms, planned \
+                 {planned_ms:.0} ({ratio:.2}); computing {compute_ms:.0}; {flags}",
                 2 * n_each
             )
             .unwrap();

@@ -164,8 +164,8 @@ impl Nodes {
     /// host name and shared memory.
     fn shell_prefix(name: &str) -> String {
         format!(
-            "exec ip netns exec {name} unshare --uts --mount sh -c 'hostname {name}; mount -t tmpfs tmpfs /dev/shm; \
-             exec sh -c \"$0\" \"$@\"'"
+            "exec ip netns exec {name} unshare --uts --mount sh -c 'hostname {name}; mount -t tmpfs tmpfs \
+             /dev/shm; exec sh -c \"$0\" \"$@\"'"
         )
     }
 

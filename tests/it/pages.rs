@@ -138,9 +138,9 @@ impl Desk {
         }
         // Weights that the pages continue: with the names of DINOv2 and patches of 14 px.
         desk.run(
-            "ocelli pretrain --recipe dinov2_cifar --shards cifar/train-000000.tar --workdir runs/patches --set model.width=64 \
-             --set model.depth=1 --set model.heads=1 --set model.patch_px=14 --set model.image_px=28 \
-             --set views.crops.0.size_px=28 --set views.crops.1.size_px=14",
+            "ocelli pretrain --recipe dinov2_cifar --shards cifar/train-000000.tar --workdir runs/patches \
+             --set model.width=64 --set model.depth=1 --set model.heads=1 --set model.patch_px=14 --set \
+             model.image_px=28 --set views.crops.0.size_px=28 --set views.crops.1.size_px=14",
         );
         desk.run("ocelli export --checkpoint runs/patches --out dinov2_vits14_pretrain.pth --format dinov2");
         desk.run("ocelli export --checkpoint runs/first --out shapes.pth --format dinov2");

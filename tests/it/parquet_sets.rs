@@ -114,7 +114,8 @@ fn parquet_files_are_read_like_shards() {
 fn write_plain(path: &Path, images: &[Vec<u8>], codec: parquet::basic::Compression) {
     use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
     use parquet::file::properties::WriterProperties;
-    let schema = "message schema { required binary notes; required binary image_bytes; required int64 fine_label; required int64 coarse_label; }";
+    let schema = "message schema { required binary notes; required binary image_bytes; required int64 \
+        fine_label; required int64 coarse_label; }";
     let schema = Arc::new(parquet::schema::parser::parse_message_type(schema).unwrap());
     let properties = WriterProperties::builder().set_compression(codec).build();
     let file = std::fs::File::create(path).unwrap();

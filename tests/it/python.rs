@@ -1,11 +1,12 @@
 //! The Python module, which runs commands of the program within the Python process.
 
+use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::libraries::python;
-use crate::support::{World, left_out, metrics, ok, program};
+use crate::support::{World, metrics, ok, program};
 
 /// A folder with the module `ocelli`, as the wheel has it.
 pub(crate) struct Module {
@@ -24,11 +25,8 @@ impl Module {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/python/ocelli/__init__.py");
         std::fs::copy(source, package.join("__init__.py")).unwrap();
         // Cargo builds it beside this test, which depends on it.
-        let library = std::env::current_exe().unwrap().with_file_name("lib_ocelli.so");
-        if !library.exists() {
-            left_out("the Python module: it is a shared library of Linux here");
-            return None;
-        }
+        let library = format!("{DLL_PREFIX}_ocelli{DLL_SUFFIX}");
+        let library = std::env::current_exe().unwrap().with_file_name(library);
         std::fs::copy(library, package.join("_ocelli.abi3.so")).unwrap();
         Some(Self { folder, python })
     }
@@ -133,6 +131,23 @@ fn an_interrupt_in_python_saves_a_checkpoint_and_raises_keyboard_interrupt() {
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert_eq!(stdout, "interrupted\n1\n", "{}", String::from_utf8_lossy(&output.stderr));
     assert!(has_checkpoint(&world.path("run")));
+}
+
+/// A command that does not train is given up at once: the interrupt is raised while it still reads.
+#[test]
+fn an_interrupt_of_another_command_is_raised_at_once() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(4);
+    let code = "import os, signal, threading, ocelli\n\
+         threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n\
+         try:\n    \
+             ocelli._run('bench', 'loader', 'pipe:sleep 60')\n\
+         except KeyboardInterrupt:\n    \
+             print('interrupted', flush=True)\n    \
+             os._exit(0)\n";
+    let started = Instant::now();
+    assert_eq!(module.run(&world, code), "interrupted\n");
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
 }
 
 /// Returns whether the run in `workdir` has a checkpoint.

@@ -202,7 +202,8 @@ impl Redirector {
 /// Response that redirects to `address`.
 fn redirect_to(address: SocketAddr) -> String {
     format!(
-        "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://{address}/other.tar\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://{address}/other.tar\r\nContent-Length: \
+         0\r\nConnection: close\r\n\r\n"
     )
 }
 

@@ -83,8 +83,8 @@ impl Drop for Cluster {
 /// Returns the environment variables of a pretraining run of `n_steps` in `workdir`.
 fn run_environment(world: &World, workdir: &str, n_steps: usize) -> Vec<(&'static str, String)> {
     let args = format!(
-        "--set run.workers=1 --set optim.batch_size=24 --set optim.micro_batches=12 --set optim.length={{steps={n_steps}}} \
-         --set run.deadline_s=10 --set run.checkpoint_every_steps=60"
+        "--set run.workers=1 --set optim.batch_size=24 --set optim.micro_batches=12 --set \
+         optim.length={{steps={n_steps}}} --set run.deadline_s=10 --set run.checkpoint_every_steps=60"
     );
     vec![
         ("RECIPE", world.text("tiny.toml")),

@@ -46,8 +46,8 @@ pub enum TrainError {
     },
     /// The run was begun by a release that makes other views of the same images.
     #[error(
-        "the run in {} was started by a release that decodes JPEG or blurs differently: finish it with that release, or \
-         choose another --workdir", workdir.display()
+        "the run in {} was started by a release that decodes JPEG or blurs differently: finish it with \
+         that release, or choose another --workdir", workdir.display()
     )]
     ViewsMismatch {
         /// The work directory.

@@ -116,7 +116,8 @@ mod tests {
         assert!(error.ends_with("; use the backbone of the weights with --set model=from_init"), "{error}");
         let scaled = vit("image_px=16\nheads=2\nlayer_scale=0.5\npositions='rope'");
         let error = fitted(&scaled, Vec::new(), &vit("image_px=16\nheads=2"), None).unwrap_err();
-        let fits = "; fit it with --set model.layer_scale=0.5 --set model.positions=rope --set model.rope_base=100.0, or";
+        let fits = "; fit it with --set model.layer_scale=0.5 --set model.positions=rope --set \
+            model.rope_base=100.0, or";
         assert!(error.contains(fits), "{error}");
     }
 

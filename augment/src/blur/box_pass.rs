@@ -165,7 +165,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn vector_code_equals_portable_code(radius in 0.05f32..2.4, step in 1usize..40, n in 1usize..4, seed: u32) {
+        fn vector_code_equals_portable_code(radius in 0.05f32..2.4, step in 1usize..40, n in 1usize..4,
+            seed: u32) {
             let kernel = BoxKernel::from_gaussian(radius);
             prop_assert!([3, 5].contains(&kernel.n_taps()));
             let mut items = vec![0; kernel.n_taps() * step + n * BLOCK];

@@ -240,7 +240,8 @@ pub fn features(
     let table = table?;
     if table.has_equal_rows() {
         tracing::warn!(
-            "all {} images of {} have the same features: the images are equal, the network has collapsed, or its weights are not set",
+            "all {} images of {} have the same features: the images are equal, the network has collapsed, \
+             or its weights are not set",
             table.len(),
             images.name
         );

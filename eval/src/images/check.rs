@@ -54,7 +54,8 @@ impl Check {
         let mut warnings = Vec::new();
         if self.n_shared > 0 {
             warnings.push(format!(
-                "{} of the {} test images are among the training images, byte for byte: accuracies will be inflated",
+                "{} of the {} test images are among the training images, byte for byte: accuracies will be \
+                 inflated",
                 self.n_shared, self.n_test
             ));
         }

@@ -283,7 +283,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn blockwise_search_equals_exhaustive_search(n in 1usize..2300, k in 1usize..12, leave_one_out: bool) {
+        fn blockwise_search_equals_exhaustive_search(n in 1usize..2300, k in 1usize..12,
+            leave_one_out: bool) {
             let d = 3;
             let rows: Vec<f32> = (0..n * d).map(value).collect();
             let train = FeatureSet::from_rows(d, rows, vec![0; n]);

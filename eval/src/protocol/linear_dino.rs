@@ -55,7 +55,8 @@ impl Rules for LinearDino {
 
     fn in_words(&self, _: &[Scored], is_published: bool) -> String {
         format!(
-            "{}, bilinear crops and flips, {} epochs in batches of {}; the last epoch, where the script prints the best",
+            "{}, bilinear crops and flips, {} epochs in batches of {}; the last epoch, where the script \
+             prints the best",
             as_published("DINO's script", false, is_published),
             self.epochs,
             self.batch

@@ -144,11 +144,12 @@ impl LinearDinov2 {
         let is_transformer = n_heads == 2 * self.levels.len() * self.kept_rates(input).len();
         match input {
             HeadInput::Features => format!(
-                "DINOv2's heads on features made once, without crops; {length}; {best}; not the published protocol"
+                "DINOv2's heads on features made once, without crops; {length}; {best}; not the published \
+                 protocol"
             ),
             HeadInput::Crops if !is_transformer => format!(
-                "DINOv2's heads on the stages of a convolutional network, bicubic crops and flips; {length}; {best}; not a \
-                 published protocol"
+                "DINOv2's heads on the stages of a convolutional network, bicubic crops and flips; \
+                 {length}; {best}; not a published protocol"
             ),
             HeadInput::Crops if *self == Self::default() => {
                 format!("as published, bicubic crops and flips; {length}; {best}")

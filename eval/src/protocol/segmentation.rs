@@ -68,8 +68,8 @@ impl Rules for Segmentation {
 
     fn in_words(&self, _: &[Scored], _: bool) -> String {
         format!(
-            "like DINOv3's linear head, on one square of each image, {} passes, without augmentation or sliding windows: \
-             not to be compared with published numbers",
+            "like DINOv3's linear head, on one square of each image, {} passes, without augmentation or \
+             sliding windows: not to be compared with published numbers",
             self.epochs
         )
     }

@@ -297,8 +297,8 @@ impl BackboneConfig for Config {
             (1..=MAX_WIDTH).contains(&group_width) && (WIDTH_MULTIPLE as usize..=MAX_WIDTH).contains(&w_0);
         if !(1..=1000).contains(&depth) || !are_widths_valid || !is_slope_valid {
             return Err(
-                "model.size: depth must lie in 1..=1000, group_width in 1..=65536, w_0 in 8..=65536, w_a in 0..=65536 and \
-                 w_m must be more than 1"
+                "model.size: depth must lie in 1..=1000, group_width in 1..=65536, w_0 in 8..=65536, w_a \
+                 in 0..=65536 and w_m must be more than 1"
                     .into(),
             );
         }

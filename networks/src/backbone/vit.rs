@@ -436,7 +436,8 @@ mod tests {
     fn numbers_of_parameters_are_the_published_ones() {
         let v1 = "image_px = 224\npatch_px = 16";
         let v2 = "image_px = 518\npatch_px = 14\nlayer_scale = 1e-5";
-        let v3 = "image_px = 256\npatch_px = 16\nlayer_scale = 1e-5\npositions = 'rope'\nqkv_bias = 'none'\nregisters = 4";
+        let v3 = "image_px = 256\npatch_px = 16\nlayer_scale = 1e-5\npositions = 'rope'\nqkv_bias = \
+            'none'\nregisters = 4";
         let gated = "mlp = 'swiglu'\nmlp_ratio";
         let published = [
             (192, 12, 3, v1.to_string(), 5_524_416),

@@ -167,7 +167,8 @@ mod tests {
     proptest! {
         /// Fetching the shards ahead provides every shard before it is read.
         #[test]
-        fn shards_are_announced_before_they_are_read(sizes in proptest::collection::vec(0u64..9, 1..9), window in 1usize..5, seed: u64) {
+        fn shards_are_announced_before_they_are_read(sizes in proptest::collection::vec(0u64..9, 1..9),
+            window in 1usize..5, seed: u64) {
             prop_assume!(sizes.iter().sum::<u64>() > 0);
             let order = Epochs::new(seed, sizes, window);
             let mut ahead = order.ahead(0);

@@ -64,7 +64,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_are_disjoint_and_cover_the_batch(world in 1usize..9, per_rank in 1usize..9, batch in 0u64..1000) {
+        fn shares_are_disjoint_and_cover_the_batch(world in 1usize..9, per_rank in 1usize..9,
+            batch in 0u64..1000) {
             let size = world * per_rank;
             let mut positions: Vec<u64> = Vec::new();
             for rank in 0..world {

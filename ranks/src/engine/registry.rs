@@ -467,7 +467,8 @@ mod tests {
         let [error, _] = started_engines([&unusable("a"), &unusable("b")], two_devices(), [AUTO; 2]);
         assert_eq!(
             error,
-            "ranks: test says rank 0 of 2, but no engine can connect the ranks: a: no a at hand; b: no b at hand"
+            "ranks: test says rank 0 of 2, but no engine can connect the ranks: a: no a at hand; b: no b \
+             at hand"
         );
         assert_eq!("mpi".parse(), Ok(EngineChoice::Named("mpi")));
         assert!("ucx".parse::<EngineChoice>().unwrap_err().contains("auto, nccl or mpi"));

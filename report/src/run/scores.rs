@@ -257,10 +257,12 @@ mod tests {
 
     fn line(set: &str, px: u32, step: u64, value: f64) -> String {
         serde_json::json!({
-            "metric": "knn_20", "accuracy": value, "interval": [value - 1.0, value + 1.0], "settings": { "k": [20] },
+            "metric": "knn_20", "accuracy": value, "interval": [value - 1.0, value + 1.0],
+            "settings": { "k": [20] },
             "test": { "set": set, "images": 9 }, "classes": ["a", "b"], "by_class": [50.0, null],
             "confusion": [[1, 1], [0, 0]],
-            "about": { "step": step, "network": "teacher", "transform_in_words": format!("CenterCrop({px})") },
+            "about": { "step": step, "network": "teacher",
+            "transform_in_words": format!("CenterCrop({px})") },
         })
         .to_string()
     }

@@ -16,7 +16,10 @@ __all__ = ["Run", "embed", "load", "pretrain", "program", "runs"]
 
 
 def program():
-    """Returns the path of the program, to start it as a process: `OCELLI`, else the one the wheel installed, else the one on PATH."""
+    """Returns the path of the program, to start it as a process.
+
+    It is `OCELLI`, else the one that the wheel installed, else the one on PATH.
+    """
     if "OCELLI" in os.environ:
         return os.environ["OCELLI"]
     beside = Path(sys.executable).with_name("ocelli")
@@ -77,10 +80,10 @@ def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True)
 
     `recipe` is the name or file of a recipe; `images` is a folder, a list of shards, or anything else that
     `ocelli pretrain --shards` takes; `settings` is a dictionary of recipe keys and values, such as
-    `{"optim.batch_size": 32}`; `flags` are further flags of `ocelli pretrain`. Calling it again with the same arguments
-    resumes the run. Warnings are printed; progress is shown as a bar if tqdm is installed (also in notebooks),
-    otherwise as a line per second. Other threads keep running. An interrupt saves a checkpoint, ends the run, and raises
-    KeyboardInterrupt.
+    `{"optim.batch_size": 32}`; `flags` are further flags of `ocelli pretrain`. Calling it again with the same
+    arguments resumes the run. Warnings are printed; progress is shown as a bar if tqdm is installed (also in
+    notebooks), otherwise as a line per second. Other threads keep running. An interrupt saves a checkpoint, ends
+    the run, and raises KeyboardInterrupt.
     """
     images = [images] if isinstance(images, (str, os.PathLike)) else images
     command = ["pretrain", "--recipe", recipe, "--shards", *images, "--workdir", workdir, "--json", *flags]
@@ -130,7 +133,7 @@ class _Progress:
 
 
 def load(path, *flags):
-    """Returns the backbone of `path` as a torch module in evaluation mode, which maps `[B, 3, H, W]` to `[B, D]`.
+    """Returns the backbone of `path` as a torch module in evaluation mode: `[B, 3, H, W]` to `[B, D]`.
 
     `path` is a run, a checkpoint or weights, as for `ocelli export --checkpoint`. `module.preprocessing` has mean, std,
     size, crop share and interpolation. Needs torch and timm. `flags` are passed to `ocelli export`, such as

@@ -83,7 +83,8 @@ pub(crate) fn print_products(kernels: &str) -> usize {
     }
     let n_unchecked = reports.len() - n_right - n_wrong - n_refused;
     out!(
-        "products             by {kernels}: {} sizes; {n_right} right, {n_wrong} wrong, {n_refused} refused, {n_unchecked} not checked",
+        "products             by {kernels}: {} sizes; {n_right} right, {n_wrong} wrong, {n_refused} \
+         refused, {n_unchecked} not checked",
         reports.len()
     );
     for ProductReport { size, kernel, checked } in &reports {

@@ -101,7 +101,8 @@ impl ClusterFlags {
     pub(crate) fn identity(&self) -> Value {
         json!({
             "clusters": self.clusters, "splits": self.splits, "resample_rows": self.resample_rows,
-            "resample_times": self.resample_times, "clusters_of": content_identity(self.clusters_of.as_ref().map(|folder| folder.join(FILE))),
+            "resample_times": self.resample_times,
+            "clusters_of": content_identity(self.clusters_of.as_ref().map(|folder| folder.join(FILE))),
             "iterations": self.limits.iterations, "seed": self.limits.seed,
         })
     }
@@ -230,8 +231,8 @@ fn check_memory(settings: &HierarchySettings, rows: &FeatureRows, flags: &KMeans
     let limit = flags.memory_gb.map(|gb| gb * 1e9).or_else(available_bytes);
     match limit {
         Some(limit) if needed > limit => bail!(
-            "{} clusters of {} rows of width {} need about {:.1} GB of memory, but only {:.1} GB may be used: use fewer clusters, and split \
-             them with --splits",
+            "{} clusters of {} rows of width {} need about {:.1} GB of memory, but only {:.1} GB may be \
+             used: use fewer clusters, and split them with --splits",
             k,
             rows.len(),
             rows.width(),

@@ -29,7 +29,8 @@ pub(crate) fn share_of_work(
     let work = parts.work_alone(launch)?;
     if work != Work::Whole && input.computes_features() {
         bail!(
-            "--part and --join need --features and --like-features: compute them with `ocelli embed`, which can also run in parts"
+            "--part and --join need --features and --like-features: compute them with `ocelli embed`, \
+             which can also run in parts"
         );
     }
     work.check_overwrite(output.overwrites())?;

@@ -27,7 +27,8 @@ use ranks::launch::Launch;
 pub(crate) struct InputFlags {
     /// Feature files from `ocelli embed`: .npy, .parquet or .safetensors. Several files form one
     /// set.
-    #[arg(long, num_args = 1.., value_name = "FILE", required_unless_present = "checkpoint", conflicts_with = "checkpoint")]
+    #[arg(long, num_args = 1.., value_name = "FILE", required_unless_present = "checkpoint",
+        conflicts_with = "checkpoint")]
     features: Vec<PathBuf>,
     /// Network to compute the features with: a run, a checkpoint or weights, as for `ocelli embed`.
     #[arg(long, requires = "shards")]
@@ -113,7 +114,8 @@ impl InputFlags {
         match (&self.checkpoint, dataset) {
             (Some(_), Some(_)) if launch.world_size > 1 => {
                 bail!(
-                    "--features is required with several ranks: compute them with `ocelli embed`, which can also run on several ranks"
+                    "--features is required with several ranks: compute them with `ocelli embed`, which \
+                     can also run on several ranks"
                 )
             }
             (Some(checkpoint), Some(dataset)) => {

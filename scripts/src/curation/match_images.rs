@@ -32,12 +32,13 @@ pub(super) fn match_images(dataset: &Dataset, names: &[ImageName]) -> anyhow::Re
         match candidates.as_slice() {
             [sample] => samples.push(*sample),
             [] => bail!(
-                "feature row {row} belongs to {}, which is not among the images: these are features of other images",
+                "feature row {row} belongs to {}, which is not among the images: these are features of \
+                 other images",
                 describe(name)
             ),
             several => bail!(
-                "feature row {row} belongs to {}, but {} of the images have that name: name the shards as they were named when the \
-                 features were computed",
+                "feature row {row} belongs to {}, but {} of the images have that name: name the shards as \
+                 they were named when the features were computed",
                 describe(name),
                 several.len()
             ),

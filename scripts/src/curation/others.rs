@@ -15,7 +15,8 @@ use ranks::launch::Launch;
 pub(crate) struct OtherFlags {
     /// Images to compare with, such as queries or an evaluation set: shards or folders. Their
     /// features are computed with --checkpoint.
-    #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER", requires = "checkpoint", required_unless_present = "like_features", conflicts_with = "like_features")]
+    #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER", requires = "checkpoint",
+        required_unless_present = "like_features", conflicts_with = "like_features")]
     like: Vec<String>,
     /// Feature files of the images to compare with, from the same network, instead of --like.
     #[arg(long, num_args = 1.., value_name = "FILE")]

@@ -36,7 +36,8 @@ pub(crate) fn open_images(
 pub(crate) fn report_image_set_bits(images: &ImageSet) -> anyhow::Result<()> {
     let (n_images, largest) = images.largest_of_16_bits(N_INSPECTED as usize)?;
     let bits = BitsUsed { n_images, largest };
-    let remedy = "scale them with --bits-used BITS for external weights, or with data.bits_used in the recipe of a run";
+    let remedy = "scale them with --bits-used BITS for external weights, or with data.bits_used in the \
+        recipe of a run";
     bits.report(images.rules(), remedy);
     Ok(())
 }

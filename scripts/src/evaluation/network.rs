@@ -80,7 +80,8 @@ fn check_memory(network: &Network, device: &Device, size_px: u32) -> anyhow::Res
     let needed = network.image_bytes(size_px as usize);
     match machine::available_bytes() {
         Some(bytes) if *device == Device::flex() && needed > bytes => bail!(
-            "an image of {size_px} px needs {:.1} GB in this network, but only {:.1} GB are free: pass a smaller --image-px",
+            "an image of {size_px} px needs {:.1} GB in this network, but only {:.1} GB are free: pass a \
+             smaller --image-px",
             needed / 1e9,
             bytes / 1e9
         ),

@@ -32,7 +32,10 @@ const NAMED: usize = 5;
 /// Flags of `embed`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  ocelli embed --checkpoint dinov2_vits14_pretrain.pth --shards 'data/train-*.tar' --out features.parquet\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --part 3/16\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --join 16"
+    after_help = "Examples:\n  ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  \
+        ocelli embed --checkpoint dinov2_vits14_pretrain.pth --shards 'data/train-*.tar' --out \
+        features.parquet\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --part \
+        3/16\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --join 16"
 )]
 pub(crate) struct Args {
     /// A run's work directory, a checkpoint folder, or weights: a file or folder from `ocelli
@@ -159,7 +162,8 @@ fn print_summary(args: &Args, images: &ImageSet, table: &Table, more: &Value) {
         out!("{n_bad} unusable images have no row: {}", list_flaws(images, &missing));
     }
     if args.json {
-        let mut line = json!({ "images": n, "undecodable": n_bad, "left_out": left_out, "width": table.columns.width() });
+        let mut line = json!({ "images": n, "undecodable": n_bad, "left_out": left_out,
+            "width": table.columns.width() });
         for (key, value) in more.as_object().into_iter().flatten() {
             line[key] = value.clone();
         }
@@ -263,7 +267,8 @@ fn check_description(path: &Path, file: &FeatureFile, description: &Value) -> an
         Ok(())
     } else {
         bail!(
-            "{} holds features of another network, other images or another kind; pass --overwrite to replace a part",
+            "{} holds features of another network, other images or another kind; pass --overwrite to \
+             replace a part",
             path.display()
         )
     }

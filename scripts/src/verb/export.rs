@@ -26,9 +26,8 @@ use crate::evaluation::network::find_workdir;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli export --checkpoint runs/mine --format timm --out backbone/\n  ocelli export --checkpoint runs/mine --out backbone.onnx --precision int8"
-)]
+#[command(after_help = "Examples:\n  ocelli export --checkpoint runs/mine --format timm --out backbone/\n  \
+        ocelli export --checkpoint runs/mine --out backbone.onnx --precision int8")]
 pub(crate) struct Args {
     /// A run's work directory, a checkpoint folder, or weights from another library.
     #[arg(long)]
@@ -95,19 +94,24 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         && (config.norm_epsilon - 1e-5).abs() > 1e-9
     {
         say(format!(
-            "note: the layer norms use ε = {:e}, which this format cannot record (DINOv3's own networks use 1e-5): use the constructor \
-             in the model card, or pass --norm-epsilon {:e} when ocelli reads the file",
+            "note: the layer norms use ε = {:e}, which this format cannot record (DINOv3's own networks \
+             use 1e-5): use the constructor in the model card, or pass --norm-epsilon {:e} when ocelli \
+             reads the file",
             config.norm_epsilon, config.norm_epsilon
         ));
     }
     if args.json {
         let scores: Vec<_> = scores
             .iter()
-            .map(|score| json!({ "precision": score.precision.name(), "name": score.name, "value": score.value }))
+            .map(|score| {
+                json!({ "precision": score.precision.name(), "name": score.name,
+                "value": score.value })
+            })
             .collect();
         out!(
             "{}",
-            json!({ "format": format.name(), "precision": precision.name(), "files": written, "scores": scores })
+            json!({ "format": format.name(), "precision": precision.name(), "files": written,
+                "scores": scores })
         );
     }
     Ok(ExitCode::SUCCESS)

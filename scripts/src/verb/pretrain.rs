@@ -37,9 +37,11 @@ use prep::open::report_turned;
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ --workdir runs/mine\n  ocelli pretrain --recipe dinov2_continue --init dinov2_vits14_pretrain.pth --shards data/ --workdir runs/more"
-)]
+#[command(after_help = "Examples:\n  ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir \
+        runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine \
+        --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ \
+        --workdir runs/mine\n  ocelli pretrain --recipe dinov2_continue --init dinov2_vits14_pretrain.pth \
+        --shards data/ --workdir runs/more")]
 pub(crate) struct Args {
     /// Recipe: a name, such as dino_vits16 or simclr_cifar, or a file, such as the plan.toml of a
     /// run. `ocelli recipe` lists, explains and creates recipes.

@@ -34,9 +34,8 @@ const CANDIDATES: u64 = 1000;
 
 /// Flags of `report`.
 #[derive(Default, clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli report runs/mine\n  ocelli report runs/first runs/second --out both.html"
-)]
+#[command(after_help = "Examples:\n  ocelli report runs/mine\n  ocelli report runs/first runs/second --out \
+        both.html")]
 pub(crate) struct Args {
     /// Work directories, or folders containing them.
     #[arg(required = true, value_name = "WORKDIR")]

@@ -23,7 +23,8 @@ use crate::mlflow::{Metric, RunId, Server};
 /// Flags of `track`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli track runs/mine --mlflow http://127.0.0.1:5000 --follow\n  ocelli track runs/ --mlflow http://127.0.0.1:5000 --experiment shapes"
+    after_help = "Examples:\n  ocelli track runs/mine --mlflow http://127.0.0.1:5000 --follow\n  ocelli \
+        track runs/ --mlflow http://127.0.0.1:5000 --experiment shapes"
 )]
 pub(crate) struct Args {
     /// Work directories, or folders containing them.
@@ -233,7 +234,8 @@ fn send_files(server: &Server, sent: &mut Sent, run: &Run) -> bool {
         // Only older releases wrote secrets into the plan, and then also into the report.
         if name == REPORT && shows_secrets {
             say(format!(
-                "warning: not sending {name}: it is from an older release and may show passwords; recreate it with `ocelli report`"
+                "warning: not sending {name}: it is from an older release and may show passwords; recreate \
+                 it with `ocelli report`"
             ));
             continue;
         }

@@ -54,8 +54,9 @@ impl Checkpoint {
             if path.join("plan.toml").exists() {
                 "its run has not written a checkpoint yet"
             } else if path.join(".metadata").exists() {
-                "it is a checkpoint of torch.distributed: `python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER \
-                 weights.pth` converts it to a file that ocelli reads"
+                "it is a checkpoint of torch.distributed: `python -m \
+                 torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pth` converts it \
+                 to a file that ocelli reads"
             } else {
                 "it is neither a run nor a checkpoint, and contains none"
             },
@@ -96,8 +97,8 @@ impl Checkpoint {
             .and_then(|manifest| manifest.get("version")?.as_u64()?.try_into().ok());
         if let Some(version) = version.filter(|version| *version != VERSION) {
             let reason = format!(
-                "it has version {version}, but this release reads version {VERSION}: finish the run with the release \
-                 that started it, or start a new run in another folder"
+                "it has version {version}, but this release reads version {VERSION}: finish the run with \
+                 the release that started it, or start a new run in another folder"
             );
             return Err(read_error(path, reason));
         }
@@ -376,8 +377,8 @@ impl Checkpoint {
         let sources = self.param_index.find(&self.manifest.units, network, &name, &shape, range);
         sources.ok_or_else(|| {
             let reason = format!(
-                "its network {network} does not match the recipe's: it has no parameter \
-                                  {name} of shape {shape:?}"
+                "its network {network} does not match the recipe's: it has no parameter {name} of shape \
+                 {shape:?}"
             );
             self.error(reason)
         })

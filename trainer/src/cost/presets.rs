@@ -39,7 +39,8 @@ pub fn preset(name: &str, max_unit_numel: Option<usize>) -> Option<ModelCost> {
         "vit-h" => dinov2(name, "width = 1280\ndepth = 32\nheads = 20", max),
         "vit-g" => dinov2(
             name,
-            "width = 1536\ndepth = 40\nheads = 24\nmlp = 'swiglu'\ndrop_path = 0.4\ndrop_path_depth = 'uniform'\ndrop_path_count = 'exact'",
+            "width = 1536\ndepth = 40\nheads = 24\nmlp = 'swiglu'\ndrop_path = 0.4\ndrop_path_depth = \
+             'uniform'\ndrop_path_count = 'exact'",
             max,
         ),
         "vit-7b" => dinov3(name, max),

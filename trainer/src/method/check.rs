@@ -133,13 +133,15 @@ fn check_heads(network: &NetworkSpec) -> Result<(), String> {
         let is_staged = head.units.last().is_none_or(|unit| unit.n_stages() > 1);
         if head.may_divide && is_staged {
             return Err(format!(
-                "the head {head_name} of the network {name} may be divided: it must end with a unit of one stage"
+                "the head {head_name} of the network {name} may be divided: it must end with a unit of one \
+                 stage"
             ));
         }
         if source(head, earlier).has_masked() {
             if !network.takes_masks {
                 return Err(format!(
-                    "the head {head_name} of the network {name} reads masked cells, and the network takes no masks"
+                    "the head {head_name} of the network {name} reads masked cells, and the network takes \
+                     no masks"
                 ));
             }
             if head.n_staged() > 0 {

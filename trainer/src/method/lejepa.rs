@@ -94,11 +94,9 @@ impl MethodRecipe for Config {
             || self.embedding == Some(0)
             || self.head_hidden.contains(&0)
         {
-            return Err(
-                "method.directions, method.embedding, method.head_output and every number of method.head_hidden must be \
-                 at least 1"
-                    .into(),
-            );
+            return Err("method.directions, method.embedding, method.head_output and every number of \
+                 method.head_hidden must be at least 1"
+                .into());
         }
         let n_views: usize = cx.views.groups().iter().map(|group| group.n_views).sum();
         if n_views < 2 {

@@ -118,8 +118,8 @@ impl Config {
         }
         match cx.views.groups()[..] {
             [first, second] if [first.n_views, second.n_views] == [1, 1] => Ok(()),
-            _ => Err("views: MoCo v3 compares two views, each with its own statistics: use preset = \"moco_v3\", or two \
-                      crops with own_statistics = true"
+            _ => Err("views: MoCo v3 compares two views, each with its own statistics: use preset = \
+                      \"moco_v3\", or two crops with own_statistics = true"
                 .into()),
         }
     }

@@ -12,7 +12,8 @@ pub(super) fn default_prototype_group() -> usize {
 pub(super) fn check_prototype_group(size: usize, key: &str, prototypes: usize) -> Result<(), String> {
     if size == 0 || !prototypes.is_multiple_of(size) {
         return Err(format!(
-            "method.prototype_group {size} does not divide {key} {prototypes} into equal parts: choose a divisor, or 1"
+            "method.prototype_group {size} does not divide {key} {prototypes} into equal parts: choose a \
+             divisor, or 1"
         ));
     }
     Ok(())

@@ -54,7 +54,8 @@ macro_rules! methods {
                 let mut all = Vec::new();
                 $(
                     $(#[cfg($cfg)])?
-                    all.extend($module::Config::examples().into_iter().map(|(c, views)| (Self::$name(c), views)));
+                    all.extend($module::Config::examples().into_iter().map(|(c, views)| (Self::$name(c),
+                        views)));
                 )*
                 all
             }

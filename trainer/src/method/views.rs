@@ -241,7 +241,7 @@ fn check_sizes_differ(global_px: u32, local_px: u32, n_local: usize) -> Result<(
         return Ok(());
     }
     Err(format!(
-        "views.local_px must differ from views.global_px, {global_px}: views are told apart by their size, and \
-         targets come from all views of the global size"
+        "views.local_px must differ from views.global_px, {global_px}: views are told apart by their \
+         size, and targets come from all views of the global size"
     ))
 }

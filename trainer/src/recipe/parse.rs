@@ -217,7 +217,8 @@ warmup = { steps = 1 }
             "optim.schedule = \"cosinus\" is not one of cosine,",
             "did you mean cosine?",
             "views.crops.0.count = -1 must be a whole number of 0 or more",
-            "unknown key teacher: the section [teacher] was removed: teacher.decay is now method.teacher_decay",
+            "unknown key teacher: the section [teacher] was removed: teacher.decay is now \
+             method.teacher_decay",
             "optim.lr is missing: learning rate for a batch of 256 images",
             "method.prototypes is missing",
         ] {

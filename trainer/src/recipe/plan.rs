@@ -138,8 +138,8 @@ impl Plan {
         let batch_size = self.recipe.optim.batch_size;
         if !batch_size.is_multiple_of(n) {
             return Err(self.recipe.error(format!(
-                "optim.batch_size {batch_size} does not divide into {n} micro-batches, {} on each of {world_size} \
-                 ranks",
+                "optim.batch_size {batch_size} does not divide into {n} micro-batches, {} on each of \
+                 {world_size} ranks",
                 n / world_size
             )));
         }
@@ -247,8 +247,8 @@ impl Plan {
         let size = self.method().map_err(|error| error.to_string())?.column_group_size();
         topology.with_column_group(size).map_err(|reason| {
             format!(
-                "method.prototype_group {reason}, the ranks that share weights (the number of ranks, run.shard, run.shard_group): set \
-                 it to a divisor of that number, or to 1"
+                "method.prototype_group {reason}, the ranks that share weights (the number of ranks, \
+                 run.shard, run.shard_group): set it to a divisor of that number, or to 1"
             )
         })
     }
@@ -371,8 +371,8 @@ impl Plan {
                 if initial_shape != Some(shape) {
                     let description = initial_shape.map_or("absent".into(), |shape| format!("{shape:?}"));
                     return Err(self.recipe.error(format!(
-                        "init.heads: {name} is {shape:?} in the recipe and {description} in the weights: give \
-                         method the head sizes of their run, or set init.heads=false"
+                        "init.heads: {name} is {shape:?} in the recipe and {description} in the weights: \
+                         give method the head sizes of their run, or set init.heads=false"
                     )));
                 }
             }

@@ -55,8 +55,8 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     let is_layer_wise = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);
     if is_layer_wise && optim.clip_norm() > 0.0 {
         return Err(format!(
-            "optim.clip_norm {} has no effect with lars or larc, whose steps do not depend on the gradient's length: remove \
-             it",
+            "optim.clip_norm {} has no effect with lars or larc, whose steps do not depend on the \
+             gradient's length: remove it",
             optim.clip_norm()
         ));
     }

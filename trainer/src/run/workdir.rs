@@ -136,8 +136,8 @@ fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str))
     let groups = [previous, &*plan].map(|plan| plan.method().map_or(1, |method| method.column_group_size()));
     if groups[0] != groups[1] {
         warn(&format!(
-            "the run was started with method.prototype_group {} and continues with {}: \
-             results will differ by rounding",
+            "the run was started with method.prototype_group {} and continues with {}: results will \
+             differ by rounding",
             groups[0], groups[1]
         ));
     }
@@ -164,8 +164,8 @@ fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str))
         ));
     } else if plan.n_workers != previous.n_workers {
         warn(&format!(
-            "the run was started with {} workers per rank and continues with {}: \
-             results will differ by rounding",
+            "the run was started with {} workers per rank and continues with {}: results will differ by \
+             rounding",
             previous.n_workers, plan.n_workers
         ));
     }
@@ -193,7 +193,8 @@ pub(super) fn read_plan(workdir: &Path) -> Result<Option<(String, Plan)>, TrainE
             recipe: path.display().to_string(),
             reason: format!(
                 "this release cannot read it ({}): finish the run with the release that started it, \
-                 or use another folder; if the file was damaged, remove it: it will be restored from the newest checkpoint",
+                 or use another folder; if the file was damaged, remove it: it will be restored from the \
+                 newest checkpoint",
                 error.message()
             ),
         }),

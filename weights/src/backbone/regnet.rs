@@ -100,8 +100,8 @@ impl Exchange for RegnetConfig {
         Some(PythonNetwork {
             imports: "from torchvision.models import regnet\n",
             expression: format!(
-                "regnet.RegNet(regnet.BlockParams.from_init_params(depth={depth}, w_0={w_0}, w_a={w_a}, w_m={w_m}, \
-                 group_width={group_width}, se_ratio=0.25))"
+                "regnet.RegNet(regnet.BlockParams.from_init_params(depth={depth}, w_0={w_0}, w_a={w_a}, \
+                 w_m={w_m}, group_width={group_width}, se_ratio=0.25))"
             ),
             without_classifier: "model.fc = torch.nn.Identity()\n",
         })

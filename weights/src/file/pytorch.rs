@@ -44,7 +44,8 @@ pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
         return Err(WeightsError::malformed(
             path,
             format!(
-                "it holds a tensor that is a {view} view, whose values are not stored: save tensor.clone() instead"
+                "it holds a tensor that is a {view} view, whose values are not stored: save tensor.clone() \
+                 instead"
             ),
         ));
     }

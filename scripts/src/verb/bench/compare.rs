@@ -81,7 +81,8 @@ mod tests {
     fn figures_of_both_runs_are_compared_and_different_settings_named() {
         let before =
             json!({ "recipe": "a", "step_ms": 200.0, "phases_ms": { "update": 10.0 }, "memory_bytes": 5 });
-        let now = json!({ "recipe": "b", "step_ms": 100.0, "phases_ms": { "update": 15.0, "new": 1.0 }, "memory_bytes": 6 });
+        let now = json!({ "recipe": "b", "step_ms": 100.0, "phases_ms": { "update": 15.0, "new": 1.0 },
+            "memory_bytes": 6 });
         let lines = compare_figures(&before, &now);
         assert_eq!(lines.len(), 3, "{lines:?}");
         assert_eq!(lines[0], "warning: recipe was \"a\" and is \"b\"");

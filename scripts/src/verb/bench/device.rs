@@ -85,7 +85,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     if most_in_gradients > tolerance.gradients {
         out!(
-            "gradients are sensitive here: on the CPU, they change by {cpu_variation:.2e} when weights change by 1e-6, so {MAX_VARIATIONS} times as much is accepted"
+            "gradients are sensitive here: on the CPU, they change by {cpu_variation:.2e} when weights \
+             change by 1e-6, so {MAX_VARIATIONS} times as much is accepted"
         );
     }
     if n_wrong > 0 {

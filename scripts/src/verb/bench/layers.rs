@@ -67,7 +67,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         device.name
     );
     out!(
-        "largest errors of results and of gradients at inputs, weights and biases, versus f64 sums, in root mean squares"
+        "largest errors of results and of gradients at inputs, weights and biases, versus f64 sums, in \
+         root mean squares"
     );
     out!(
         "{:<5} {:>7} {:>16}  {:>9} {:>8}  {:>9} {:>8}  errors",
@@ -92,7 +93,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             let forward_ms = measured.forward.median_ms;
             let both_ms = measured.both.median_ms;
             out!(
-                "{:<5} {n_tokens:>7} {:>16}  {forward_ms:>6.3} ms {:>8.1}  {both_ms:>6.3} ms {:>8.1}  {:.0e} {:.0e} {:.0e} {:.0e}  {}",
+                "{:<5} {n_tokens:>7} {:>16}  {forward_ms:>6.3} ms {:>8.1}  {both_ms:>6.3} ms {:>8.1}  \
+                 {:.0e} {:.0e} {:.0e} {:.0e}  {}",
                 layer.name,
                 format!("[{}, {}]", layer.output, layer.input),
                 flops / forward_ms / 1e9,

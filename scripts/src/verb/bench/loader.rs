@@ -338,15 +338,16 @@ impl Measured {
         }
         if waiting > 0.2 {
             return format!(
-                "Reading is the bottleneck: threads wait for bytes {:.0} % of the time; use a faster disk or more \
-                 readers.",
+                "Reading is the bottleneck: threads wait for bytes {:.0} % of the time; use a faster disk \
+                 or more readers.",
                 100.0 * waiting
             );
         }
         let busiest = rows[2..].iter().max_by(|a, b| a.share.total_cmp(&b.share));
         let (name, share) = busiest.map_or(("nothing", 0.0), |row| (row.name, row.share));
         format!(
-            "The CPU is the bottleneck: {} threads wait for bytes {:.0} % of the time; {name} takes the most time, {:.0} %.",
+            "The CPU is the bottleneck: {} threads wait for bytes {:.0} % of the time; {name} takes the \
+             most time, {:.0} %.",
             self.n_threads,
             100.0 * waiting,
             100.0 * share

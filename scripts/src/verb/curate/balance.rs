@@ -24,7 +24,10 @@ use crate::curation::ranks::{all_succeed, connect, finish};
 /// Flags of `curate balance`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli curate balance --checkpoint runs/mine --shards data/ --count 100000 --out balanced/ --pack\n  ocelli curate balance --features features.npy --clusters 20000,1000,50 --count 100000 --out balanced/\n  ocelli curate balance --features features.npy --by class --count 5000 --weights --out weighted/"
+    after_help = "Examples:\n  ocelli curate balance --checkpoint runs/mine --shards data/ --count 100000 \
+        --out balanced/ --pack\n  ocelli curate balance --features features.npy --clusters 20000,1000,50 \
+        --count 100000 --out balanced/\n  ocelli curate balance --features features.npy --by class --count \
+        5000 --weights --out weighted/"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -89,8 +92,10 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
         bail!("--count {}: expected a number from 1 to {n}, the number of images", args.count);
     }
     let settings = json!({
-        "count": args.count, "weights": args.weights, "by": args.by, "list": content_identity(args.list.as_ref()),
-        "order": format!("{:?}", args.order), "metric": format!("{metric:?}"), "clusters": args.clusters.identity(),
+        "count": args.count, "weights": args.weights, "by": args.by,
+        "list": content_identity(args.list.as_ref()),
+        "order": format!("{:?}", args.order), "metric": format!("{metric:?}"),
+        "clusters": args.clusters.identity(),
     });
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim("balance", settings, &input, &launch, storage);

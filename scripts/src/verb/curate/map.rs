@@ -30,7 +30,9 @@ const N_CLASSES: usize = 4;
 /// Flags of `curate map`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli curate map --checkpoint runs/mine --shards data/ --clusters 200,20 --out map/\n  ocelli curate map --features features.npy --shards data/ --clusters-of balanced/ --kept balanced/keep.txt --out map/"
+    after_help = "Examples:\n  ocelli curate map --checkpoint runs/mine --shards data/ --clusters 200,20 \
+        --out map/\n  ocelli curate map --features features.npy --shards data/ --clusters-of balanced/ \
+        --kept balanced/keep.txt --out map/"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -58,7 +60,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let kept = args.kept.as_deref().map(|path| read_kept(path, &input.names)).transpose()?;
     let settings = json!({
-        "kept": content_identity(args.kept.as_ref()), "level": args.level, "max_clusters": args.max_clusters, "max_images": args.max_images,
+        "kept": content_identity(args.kept.as_ref()), "level": args.level,
+        "max_clusters": args.max_clusters, "max_images": args.max_images,
         "clusters": args.clusters.identity(),
     });
     let Some(images) = &input.images else { bail!("a map needs images: pass --shards") };

@@ -27,7 +27,9 @@ use crate::curation::threshold::ThresholdFlag;
 /// Flags of `curate near-duplicates`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli curate near-duplicates --checkpoint runs/mine --shards data/ --out unique/ --pack\n  ocelli curate near-duplicates --features features.npy --threshold 0.97 --out unique/"
+    after_help = "Examples:\n  ocelli curate near-duplicates --checkpoint runs/mine --shards data/ --out \
+        unique/ --pack\n  ocelli curate near-duplicates --features features.npy --threshold 0.97 --out \
+        unique/"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -95,7 +97,8 @@ fn write(
         );
         if 2 * n_copies > kept.len() {
             say(format!(
-                "warning: {} % of the images are near-duplicates: check pairs.png (with --shards) to see whether {} is too low for this network",
+                "warning: {} % of the images are near-duplicates: check pairs.png (with --shards) to see \
+                 whether {} is too low for this network",
                 100 * n_copies / kept.len(),
                 threshold
             ));
@@ -122,10 +125,8 @@ fn measure_qualities(
 ) -> anyhow::Result<Option<Vec<Quality>>> {
     let Some(images) = &input.images else {
         if output.is_writer {
-            say(
-                "note: without --shards, the first image of each group of near-duplicates is kept; with --shards, the one with the most \
-                 pixels, then the sharpest",
-            );
+            say("note: without --shards, the first image of each group of near-duplicates is kept; with \
+                 --shards, the one with the most pixels, then the sharpest");
         }
         return Ok(None);
     };

@@ -20,9 +20,8 @@ use crate::curation::ranks::{all_succeed, connect, finish};
 
 /// Flags of `curate outliers`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli curate outliers --checkpoint runs/mine --shards data/ --out outliers/\n  ocelli curate outliers --features features.npy --share 0.02 --out outliers/"
-)]
+#[command(after_help = "Examples:\n  ocelli curate outliers --checkpoint runs/mine --shards data/ --out \
+        outliers/\n  ocelli curate outliers --features features.npy --share 0.02 --out outliers/")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
@@ -46,7 +45,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let n = input.rows.len();
     input.rows.largest(0..n)?;
-    let settings = json!({ "neighbors": args.neighbors, "share": args.share.to_string(), "cells": args.cells.identity() });
+    let settings = json!({ "neighbors": args.neighbors, "share": args.share.to_string(),
+        "cells": args.cells.identity() });
     let ranks = connect(&launch, &args.input.compute)?;
     let claimed = args.output.claim("outliers", settings, &input, &launch, storage);
     let output = all_succeed(&ranks, claimed)?;

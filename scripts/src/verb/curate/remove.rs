@@ -26,7 +26,11 @@ use prep::parts::{PartResults, Work};
 /// Flags of `curate remove`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli curate remove --checkpoint runs/mine --shards data/ --like test/ --out clean/ --pack\n  ocelli curate remove --features features.npy --like-features test.npy --threshold 0.9 --out clean/\n  ocelli curate remove --features features.npy --like-features test.npy --out clean/ --part 3/16\n  ocelli curate remove --features features.npy --like-features test.npy --out clean/ --join 16"
+    after_help = "Examples:\n  ocelli curate remove --checkpoint runs/mine --shards data/ --like test/ \
+        --out clean/ --pack\n  ocelli curate remove --features features.npy --like-features test.npy \
+        --threshold 0.9 --out clean/\n  ocelli curate remove --features features.npy --like-features \
+        test.npy --out clean/ --part 3/16\n  ocelli curate remove --features features.npy --like-features \
+        test.npy --out clean/ --join 16"
 )]
 pub(crate) struct Args {
     #[command(flatten)]

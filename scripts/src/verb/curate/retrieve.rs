@@ -26,9 +26,11 @@ use prep::parts::{PartResults, Work};
 
 /// Flags of `curate retrieve`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli curate retrieve --checkpoint runs/mine --shards data/ --like queries/ --count 4 --out found/ --pack\n  ocelli curate retrieve --features features.npy --like-features queries.npy --by cluster --count 100 --out found/\n  ocelli curate retrieve --features features.npy --like-features queries.npy --out found/ --part 3/16\n  ocelli curate retrieve --features features.npy --like-features queries.npy --out found/ --join 16"
-)]
+#[command(after_help = "Examples:\n  ocelli curate retrieve --checkpoint runs/mine --shards data/ --like \
+        queries/ --count 4 --out found/ --pack\n  ocelli curate retrieve --features features.npy \
+        --like-features queries.npy --by cluster --count 100 --out found/\n  ocelli curate retrieve \
+        --features features.npy --like-features queries.npy --out found/ --part 3/16\n  ocelli curate \
+        retrieve --features features.npy --like-features queries.npy --out found/ --join 16")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
@@ -63,13 +65,15 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let work = share_of_work(args.parts, &args.input, &args.output, &launch)?;
     if work != Work::Whole && args.by == By::Cluster {
         bail!(
-            "--part and --join need --by image: clustering needs all rows at once, on one machine or under mpirun"
+            "--part and --join need --by image: clustering needs all rows at once, on one machine or under \
+             mpirun"
         );
     }
     let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
     let like = args.like.open(&args.input, &input, &launch, storage, folder)?;
     let settings = json!({
-        "like": like.identity, "count": args.count, "by": format!("{:?}", args.by), "clusters": args.clusters.identity(),
+        "like": like.identity, "count": args.count, "by": format!("{:?}", args.by),
+        "clusters": args.clusters.identity(),
     });
     let results = part_results(work, "retrieve", &settings, &input, &like, &args.output)?;
     let ranks = connect(&launch, &args.input.compute)?;

@@ -31,8 +31,8 @@ pub(super) fn advice(
         return None;
     }
     Some(format!(
-        "{} ranks, {}: run.max_unit_parameters = {} would take {divided_peak_gb:.2} GB instead of {peak_gb:.2}, and {divided_step_s:.3} s per \
-         step instead of {step_s:.3}{}",
+        "{} ranks, {}: run.max_unit_parameters = {} would take {divided_peak_gb:.2} GB instead of \
+         {peak_gb:.2}, and {divided_step_s:.3} s per step instead of {step_s:.3}{}",
         row.placement.world_size,
         row.mode,
         divided.max_unit_parameters,

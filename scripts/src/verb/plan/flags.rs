@@ -5,7 +5,9 @@ use anyhow::bail;
 /// Flags of `plan`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli plan --recipe dino_vits16 --gpu a100-40 --ranks 1 8 64\n  ocelli plan --recipe dino_cifar --images 50000\n  ocelli plan --recipe dinov2_vitl14 --gpu h100 --ranks 32 --details"
+    after_help = "Examples:\n  ocelli plan --recipe dino_vits16 --gpu a100-40 --ranks 1 8 64\n  ocelli \
+        plan --recipe dino_cifar --images 50000\n  ocelli plan --recipe dinov2_vitl14 --gpu h100 --ranks \
+        32 --details"
 )]
 pub(crate) struct Args {
     /// Recipe name or file.

@@ -55,7 +55,8 @@ impl Hardware {
             name => match Gpu::named(name) {
                 Some(gpu) => Some(gpu),
                 None => bail!(
-                    "unknown GPU {name}: expected one of {}, cpu; for other GPUs, pass --memory-gb and --tflops",
+                    "unknown GPU {name}: expected one of {}, cpu; for other GPUs, pass --memory-gb and \
+                     --tflops",
                     GPUS.map(|gpu| gpu.name).join(", ")
                 ),
             },
@@ -101,8 +102,9 @@ impl Hardware {
         let memory = format!("{:.1} GB of memory per rank", self.memory_bytes / GB);
         match self.speed {
             Speed::OfGpu(gpu) => format!(
-                "{}: {memory}, out of {}; 16-bit time at {:.0} % of its data sheet ({} TFLOP/s, {} GB/s), which predicts published runs \
-                 within a factor of 1.5; the one step measured with ocelli took eight times as long (docs/gpus.md){}",
+                "{}: {memory}, out of {}; 16-bit time at {:.0} % of its data sheet ({} TFLOP/s, {} GB/s), \
+                 which predicts published runs within a factor of 1.5; the one step measured with ocelli \
+                 took eight times as long (docs/gpus.md){}",
                 gpu.name,
                 gpu.memory_gb,
                 100.0 * EFFICIENCY,

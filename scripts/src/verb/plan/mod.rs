@@ -59,8 +59,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let size = model.n_parts();
         let key = "method.prototype_group";
         bail!(
-            "{key} = {size} does not divide any shard group: make --ranks or --group a multiple of it, such that the layer's elements \
-             divide into multiples of 64, or set {key}=1"
+            "{key} = {size} does not divide any shard group: make --ranks or --group a multiple of it, \
+             such that the layer's elements divide into multiples of 64, or set {key}=1"
         );
     }
     table::print(&lines, args.details);
@@ -138,7 +138,8 @@ fn check_largest_unit(model: &ModelCost, most: Option<usize>) -> anyhow::Result<
     let largest = model.largest_unit();
     match most {
         Some(most) if largest > most => bail!(
-            "run.max_unit_parameters = {most} is too small: units cannot be split below {largest} parameters; set it to at least that"
+            "run.max_unit_parameters = {most} is too small: units cannot be split below {largest} \
+             parameters; set it to at least that"
         ),
         _ => Ok(()),
     }
@@ -155,8 +156,8 @@ fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {
         let n_nodes = world_size.div_ceil(hardware.ranks_per_node);
         let good = goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
         out!(
-            "{world_size:>6} ranks: one failure every {:.1} h; {:.2} GB per rank, {:.1} s to write; best interval \
-             {:.1} min; goodput {:.1} %",
+            "{world_size:>6} ranks: one failure every {:.1} h; {:.2} GB per rank, {:.1} s to write; best \
+             interval {:.1} min; goodput {:.1} %",
             good.mttf_s / HOUR_S,
             bytes / GB,
             good.write_s,
@@ -174,8 +175,8 @@ fn print_simulation(hardware: &Hardware, model: &ModelCost) -> anyhow::Result<()
         for &to in &world_sizes {
             let simulation = simulate(&units, from, to).map_err(anyhow::Error::msg)?;
             out!(
-                "written by {from} ranks, read by {to}: at most {} unit ranges from {} files per rank and buffer; manifest \
-                 {:.1} kB; {:.2} % padding; every element exactly once ({:.0} ms here)",
+                "written by {from} ranks, read by {to}: at most {} unit ranges from {} files per rank and \
+                 buffer; manifest {:.1} kB; {:.2} % padding; every element exactly once ({:.0} ms here)",
                 simulation.max_reads,
                 simulation.max_files,
                 simulation.manifest_bytes as f64 / 1e3,

@@ -52,7 +52,8 @@ pub(super) fn advice(model: &ModelCost, row: &PlanRow, hardware: &Hardware) -> O
 
 fn describe(best: &Estimate, undivided: &Estimate, mode: &str, placement: &Placement) -> String {
     format!(
-        "{} ranks, {mode}: method.prototype_group = {} would take {:.3} s per step instead of {:.3}, and {:.2} GB instead of {:.2}{}",
+        "{} ranks, {mode}: method.prototype_group = {} would take {:.3} s per step instead of {:.3}, and \
+         {:.2} GB instead of {:.2}{}",
         placement.world_size,
         best.n_parts,
         best.step_s,

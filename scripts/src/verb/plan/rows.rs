@@ -187,14 +187,14 @@ fn describe_unsharded_memory(
         && fits_when_sharded(args, &grouped, recipe, hardware)
     {
         return format!(
-            " No number of ranks is enough unless the prototypes are divided among them: see method.prototype_group, up to \
-             {LARGEST_GROUP} here."
+            " No number of ranks is enough unless the prototypes are divided among them: see \
+             method.prototype_group, up to {LARGEST_GROUP} here."
         );
     }
     format!(
-        " No number of ranks is enough: even with sharded weights, each rank gathers whole units ({:.1} GB at a time) and \
-         holds their gradients and activations ({:.1} GB for one image). Splitting backbone units over ranks (tensor \
-         parallelism, over {:.0} ranks or more here) is not supported.",
+        " No number of ranks is enough: even with sharded weights, each rank gathers whole units ({:.1} \
+         GB at a time) and holds their gradients and activations ({:.1} GB for one image). Splitting \
+         backbone units over ranks (tensor parallelism, over {:.0} ranks or more here) is not supported.",
         least.gathered_bytes / GB,
         least.pass_bytes() / GB,
         (least.needed_bytes() / hardware.memory_bytes).ceil()

@@ -16,9 +16,9 @@ use prep::open::open_dataset;
 
 /// Flags of `probe`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli probe --checkpoint runs/mine --train 'data/train-*.tar' --test 'data/test-*.tar' --baseline\n  ocelli probe --watch runs/mine --train data/train/ --test data/test/ --protocol linear-dino"
-)]
+#[command(after_help = "Examples:\n  ocelli probe --checkpoint runs/mine --train 'data/train-*.tar' --test \
+        'data/test-*.tar' --baseline\n  ocelli probe --watch runs/mine --train data/train/ --test \
+        data/test/ --protocol linear-dino")]
 pub(crate) struct Args {
     /// A run's work directory, a checkpoint folder, or weights: a file or folder from `ocelli
     /// export`, DINO, DINOv2, timm, torchvision or transformers.
@@ -27,7 +27,8 @@ pub(crate) struct Args {
     /// Score every checkpoint of a run once, as it appears, until the run ends. Any number of
     /// watchers can share a run, on any machine that sees the folder; a restarted one picks up
     /// where it stopped.
-    #[arg(long, value_name = "WORKDIR", conflicts_with_all = ["checkpoint", "baseline", "label_free", "no_record"])]
+    #[arg(long, value_name = "WORKDIR", conflicts_with_all = ["checkpoint", "baseline", "label_free",
+        "no_record"])]
     pub(super) watch: Option<PathBuf>,
     #[command(flatten)]
     pub(super) network: NetworkFlags,

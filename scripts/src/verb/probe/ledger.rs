@@ -224,7 +224,8 @@ mod tests {
         let ledger = Ledger::open(workdir.path(), "cifar".into()).unwrap();
         let claim = ledger.claim(7).unwrap().unwrap();
         assert!(ledger.is_claimed(7) && ledger.claim(7).unwrap().is_none(), "the checkpoint is claimed");
-        let row = json!({ "metric": "knn_20", "accuracy": 50.0, "test": { "set": "cifar" }, "about": { "step": 7, "network": "n" } });
+        let row = json!({ "metric": "knn_20", "accuracy": 50.0, "test": { "set": "cifar" },
+            "about": { "step": 7, "network": "n" } });
         let row: EvaluationRow = serde_json::from_value(row).unwrap();
         claim.finish(&[row], &[("eval/cifar/knn_20".into(), 50.0)]).unwrap();
         assert!(ledger.is_done(7) && ledger.claim(7).unwrap().is_none());

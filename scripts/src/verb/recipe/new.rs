@@ -16,7 +16,8 @@ use crate::recipes::{BUILT_IN, override_key};
 /// Flags of `recipe new`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli recipe new --method dino --arch vit --image-px 64 --width 192\n  ocelli recipe new --method swav --arch resnet --image-px 96 --set optim.batch_size=128"
+    after_help = "Examples:\n  ocelli recipe new --method dino --arch vit --image-px 64 --width 192\n  \
+        ocelli recipe new --method swav --arch resnet --image-px 96 --set optim.batch_size=128"
 )]
 pub(super) struct Args {
     /// Method: a method.name value.

@@ -35,9 +35,9 @@ use prep::rewrite::{Job, Verdict, claim, input_identities, rewrite};
 
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli shards dedup data/ --out checked/\n  ocelli shards dedup data/ --against test/ --remove --out unique/\n  ocelli shards dedup data/ --out checked/ --part 3/16\n  ocelli shards dedup data/ --out checked/ --join 16"
-)]
+#[command(after_help = "Examples:\n  ocelli shards dedup data/ --out checked/\n  ocelli shards dedup data/ \
+        --against test/ --remove --out unique/\n  ocelli shards dedup data/ --out checked/ --part 3/16\n  \
+        ocelli shards dedup data/ --out checked/ --join 16")]
 pub(crate) struct Args {
     #[command(flatten)]
     flags: RewriteFlags,

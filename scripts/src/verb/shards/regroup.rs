@@ -40,7 +40,8 @@ pub(crate) struct Common {
 /// Flags of `shards reshard`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli shards reshard data/ --samples-per-shard 10000 --shuffle 0 --out shuffled/"
+    after_help = "Examples:\n  ocelli shards reshard data/ --samples-per-shard 10000 --shuffle 0 --out \
+        shuffled/"
 )]
 pub(crate) struct ReshardArgs {
     #[command(flatten)]
@@ -77,7 +78,8 @@ pub(crate) struct SplitArgs {
 /// Flags of `shards subset`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli shards subset data/ --count 1000 --out few/\n  ocelli shards subset data/ --classes cat,dog --out pets/"
+    after_help = "Examples:\n  ocelli shards subset data/ --count 1000 --out few/\n  ocelli shards subset \
+        data/ --classes cat,dog --out pets/"
 )]
 pub(crate) struct SubsetArgs {
     #[command(flatten)]

@@ -19,9 +19,8 @@ use prep::open::{open_dataset, split_folders};
 
 /// Flags of `shards contact-sheet`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli shards contact-sheet data/ --out sheet.png\n  ocelli shards contact-sheet data/ --recipe dino_vits16 --count 8 --out views.png"
-)]
+#[command(after_help = "Examples:\n  ocelli shards contact-sheet data/ --out sheet.png\n  ocelli shards \
+        contact-sheet data/ --recipe dino_vits16 --count 8 --out views.png")]
 pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
@@ -37,7 +36,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 64)]
     count: u64,
     /// Tile size, in pixels.
-    #[arg(long, default_value_t = 96, value_parser = clap::value_parser!(u32).range(16..=512), conflicts_with = "recipe")]
+    #[arg(long, default_value_t = 96, value_parser = clap::value_parser!(u32).range(16..=512),
+        conflicts_with = "recipe")]
     tile_px: u32,
     /// Seed for the views.
     #[arg(long, default_value_t = 0)]

@@ -31,7 +31,9 @@ const N_TIMED: usize = 64;
 /// Flags of `shards stats`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli shards stats 'data/train-*.tar' --picture sizes.png\n  ocelli shards stats tiles/ --channels 13 --bits 16\n  ocelli shards stats data/ --part 3/16 --out parts/\n  ocelli shards stats data/ --join 16 --out parts/"
+    after_help = "Examples:\n  ocelli shards stats 'data/train-*.tar' --picture sizes.png\n  ocelli shards \
+        stats tiles/ --channels 13 --bits 16\n  ocelli shards stats data/ --part 3/16 --out parts/\n  \
+        ocelli shards stats data/ --join 16 --out parts/"
 )]
 pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
@@ -443,7 +445,8 @@ fn print(stats: &Stats, predicted: f64, rules: &DecodeRules) {
     out!("colors           {}; {} rotated by EXIF{applies}", join_counts(&stats.colors), stats.n_turned);
     print_constants(stats, rules);
     out!(
-        "speed            {:.1} ms to decode an image; about {predicted:.0} images/s with DINOv2 multi-crop on this machine",
+        "speed            {:.1} ms to decode an image; about {predicted:.0} images/s with DINOv2 \
+         multi-crop on this machine",
         1e3 * stats.decode_s / (stats.widths.len().max(1) as f64)
     );
 }
@@ -466,7 +469,8 @@ fn print_notes(stats: &Stats, rules: &DecodeRules) {
     if rules.no_data.is_none() {
         for (value, n) in &stats.no_data {
             out!(
-                "no data          {n} images declare {value} as their no-data value: pass --no-data {value} to exclude it"
+                "no data          {n} images declare {value} as their no-data value: pass --no-data \
+                 {value} to exclude it"
             );
         }
     }

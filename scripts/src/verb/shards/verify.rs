@@ -21,7 +21,8 @@ use prep::parts::{PartResults, Work, identities, open_folders};
 /// Flags of `shards verify`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli shards verify data/\n  ocelli shards verify data/ --part 3/16 --out parts/\n  ocelli shards verify data/ --join 16 --out parts/"
+    after_help = "Examples:\n  ocelli shards verify data/\n  ocelli shards verify data/ --part 3/16 --out \
+        parts/\n  ocelli shards verify data/ --join 16 --out parts/"
 )]
 pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.

@@ -40,8 +40,8 @@ impl FrozenTeacher {
             );
         };
         if !saw_masks {
-            return Err("method.teacher.weights: its run did not predict masked patches, so its heads cannot score them: the method \
-                        distills runs of ibot, dinov2 and dinov3"
+            return Err("method.teacher.weights: its run did not predict masked patches, so its heads \
+                        cannot score them: the method distills runs of ibot, dinov2 and dinov3"
                 .into());
         }
         let patch_head = HeadSizes::from_shapes(PATCH_HEAD, heads);

@@ -89,11 +89,9 @@ impl Config {
     /// A message with the key and the reason.
     pub(super) fn validate(&self, cx: &MethodContext) -> Result<(), String> {
         if self.prototypes < 2 || self.head_output == 0 || self.head_hidden.contains(&0) {
-            return Err(
-                "method.prototypes must be at least 2, method.head_output and every number of method.head_hidden at \
-                 least 1"
-                    .into(),
-            );
+            return Err("method.prototypes must be at least 2, method.head_output and every number of \
+                 method.head_hidden at least 1"
+                .into());
         }
         for (key, value) in [("temperature", self.temperature), ("epsilon", self.epsilon)] {
             if !(value > 0.0 && value <= 1e3) {
@@ -113,7 +111,8 @@ impl Config {
         }
         if self.queue > 0 && self.queue < batch_size {
             return Err(format!(
-                "method.queue {} is smaller than optim.batch_size {batch_size}: it must hold a batch, or be 0",
+                "method.queue {} is smaller than optim.batch_size {batch_size}: it must hold a batch, or \
+                 be 0",
                 self.queue
             ));
         }

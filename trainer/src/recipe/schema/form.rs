@@ -87,7 +87,9 @@ impl Form {
     /// Describes the form in a sentence, with an example where necessary.
     pub(super) fn example(&self) -> String {
         match self {
-            Self::OneOf(_) => "a length of time such as { epochs = 3 }, { steps = 500 }, { samples = 1e6 } or { percent = 5 }".into(),
+            Self::OneOf(_) => "a length of time such as { epochs = 3 }, { steps = 500 }, { samples = 1e6 } \
+                or { percent = 5 }"
+                .into(),
             Self::List(item, Some(2)) if **item == (Self::Number { is_single: false }) => {
                 "two numbers, [start, end] or [smallest, largest]".into()
             }

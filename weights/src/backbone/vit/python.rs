@@ -20,7 +20,8 @@ fn in_torchvision(config: &VitConfig) -> PythonNetwork {
     PythonNetwork {
         imports: "from torchvision.models import VisionTransformer\n",
         expression: format!(
-            "VisionTransformer(image_size={}, patch_size={}, num_layers={}, num_heads={}, hidden_dim={}, mlp_dim={})",
+            "VisionTransformer(image_size={}, patch_size={}, num_layers={}, num_heads={}, hidden_dim={}, \
+             mlp_dim={})",
             config.image_px,
             config.patch_px,
             config.depth,
@@ -37,8 +38,8 @@ fn in_dinov2(config: &VitConfig) -> PythonNetwork {
     PythonNetwork {
         imports: "from dinov2.models.vision_transformer import DinoVisionTransformer\n",
         expression: format!(
-            "DinoVisionTransformer(img_size={}, {}, mlp_ratio={}, ffn_layer=\"{}\", init_values=1.0, block_chunks=0, \
-             num_register_tokens={})",
+            "DinoVisionTransformer(img_size={}, {}, mlp_ratio={}, ffn_layer=\"{}\", init_values=1.0, \
+             block_chunks=0, num_register_tokens={})",
             config.image_px,
             sizes(config),
             ratio(config),
@@ -54,8 +55,9 @@ fn in_dinov3(config: &VitConfig) -> PythonNetwork {
     PythonNetwork {
         imports: "from dinov3.models.vision_transformer import DinoVisionTransformer\n",
         expression: format!(
-            "DinoVisionTransformer({}, ffn_ratio={}, ffn_layer=\"{}\", n_storage_tokens={}, layerscale_init={}, \
-             norm_layer=\"{}\", qkv_bias={}, mask_k_bias={}, pos_embed_rope_base={}, pos_embed_rope_dtype=\"fp32\")",
+            "DinoVisionTransformer({}, ffn_ratio={}, ffn_layer=\"{}\", n_storage_tokens={}, \
+             layerscale_init={}, norm_layer=\"{}\", qkv_bias={}, mask_k_bias={}, pos_embed_rope_base={}, \
+             pos_embed_rope_dtype=\"fp32\")",
             sizes(config),
             ratio(config),
             if is_gated { "swiglu" } else { "mlp" },

@@ -114,8 +114,8 @@ fn find_names(tensors: &BackboneTensors, source: &Source) -> Result<Names, Strin
     let candidates: Vec<Names> = ALL.into_iter().filter(|names| has_required(tensors, names)).collect();
     let preferred = candidates.iter().find(|names| is_dinov2 || names.registers != "register_tokens");
     preferred.or(candidates.first()).copied().ok_or_else(|| {
-        "it is a transformer, but not one with a class token, a position embedding and blocks of attention and MLP \
-         as in DINO, DINOv2, DINOv3, timm, torchvision and transformers"
+        "it is a transformer, but not one with a class token, a position embedding and blocks of \
+         attention and MLP as in DINO, DINOv2, DINOv3, timm, torchvision and transformers"
             .into()
     })
 }

@@ -54,7 +54,8 @@ fn print(args: &Args, packed: &Packed) {
         if *n_existing > 0 { format!(", {n_existing} of them already done") } else { String::new() };
     match args.parts.work() {
         Work::Part(part) => out!(
-            "part {part}: {n_samples} samples of {n_classes} class(es) in {} of {n_shards} shard(s){existing}",
+            "part {part}: {n_samples} samples of {n_classes} class(es) in {} of {n_shards} \
+             shard(s){existing}",
             shards.len()
         ),
         Work::Join(_) => out!("{n_samples} samples of {n_classes} class(es) in {n_shards} shard(s):"),

@@ -7,7 +7,8 @@ use crate::parts::PartFlags;
 /// Flags of `shards pack`.
 #[derive(clap::Args)]
 #[command(
-    after_help = "Examples:\n  ocelli shards pack photos/ --out shards/\n  ocelli shards pack list.csv --out shards/ --prefix train\n  ocelli shards pack urls.csv --urls --out shards/"
+    after_help = "Examples:\n  ocelli shards pack photos/ --out shards/\n  ocelli shards pack list.csv \
+        --out shards/ --prefix train\n  ocelli shards pack urls.csv --urls --out shards/"
 )]
 pub(crate) struct Args {
     /// Folder of images (flat, or one sub-folder per class); a .csv, .tsv or .jsonl list with a
@@ -64,10 +65,12 @@ pub(crate) struct WebFlags {
     #[arg(long, default_value_t = 2, requires = "urls", help_heading = "From the web")]
     pub(super) retries: u32,
     /// Timeout in seconds for fetching an image, including all retries.
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..),
+        requires = "urls", help_heading = "From the web")]
     pub(super) timeout_s: u64,
     /// Maximum size of an image, in megabytes.
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..), requires = "urls", help_heading = "From the web")]
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..),
+        requires = "urls", help_heading = "From the web")]
     pub(super) max_mb: u64,
     /// Fetch images even if their owners opt out with an X-Robots-Tag (noai, noimageai, noindex,
     /// noimageindex, none).
