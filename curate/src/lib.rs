@@ -18,5 +18,5 @@ mod rows;
 pub mod selection;
 
 pub use error::CurateError;
-pub use progress::{Progress, Silent};
+pub use progress::ClusterProgress;
 pub use rows::{FeatureRows, Metric, Numbers, SelectedRows, part_of_rank};

@@ -20,7 +20,7 @@ pub(crate) mod score;
 pub use error::EvalError;
 pub use features::cache::{FeatureCache, features};
 pub use features::columns::{Columns, FeatureKind};
-pub use features::extract::{Attention, NoProgress, Progress, class_attention, extract, pixels};
+pub use features::extract::{Attention, class_attention, extract, pixels};
 pub use features::set::FeatureSet;
 pub use features::table::Table;
 pub use images::ImageSet;

@@ -8,13 +8,14 @@ use networks::Network;
 use crate::EvalError;
 use crate::features::cache::{FeatureCache, features};
 use crate::features::columns::FeatureKind;
-use crate::features::extract::{NoProgress, Progress, pixels};
+use crate::features::extract::pixels;
 use crate::features::set::FeatureSet;
 use crate::features::table::Table;
 use crate::images::ImageSet;
 use crate::protocol::task::{Scored, Sets, Task};
 use crate::protocol::views::Views;
 use crate::protocol::{Classes, Protocol};
+use pipeline::{NoProgress, Progress};
 
 /// Image sets to fit on and to score on.
 #[derive(Debug, Clone)]

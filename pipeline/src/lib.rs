@@ -20,6 +20,7 @@ pub(crate) mod error;
 pub mod file;
 mod hash;
 pub mod identity;
+pub mod progress;
 pub mod read;
 pub mod remote;
 pub mod secrets;
@@ -30,6 +31,7 @@ pub(crate) mod storage;
 pub mod url;
 
 pub use error::PipelineError;
+pub use progress::{NoProgress, Progress};
 pub use read::cursor::Cursor;
 pub use read::dataset::{Dataset, Sample, SampleId};
 pub use read::loader::{Item, Loader, LoaderConfig};

@@ -24,10 +24,8 @@ pub mod order;
 pub mod pack;
 mod pack_job;
 pub mod parts;
-mod progress;
 pub mod rewrite;
 pub mod samples;
 pub mod synth;
 
 pub use error::PrepError;
-pub use progress::Progress;

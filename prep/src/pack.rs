@@ -14,7 +14,7 @@ use augment::bands::{self, MapData};
 use augment::facts::facts;
 use pipeline::shard::NO_CLASS;
 use pipeline::shard::write::{ShardFile, ShardLimits, plan_shards, sample_bytes};
-use pipeline::{PipelineError, Shard, file};
+use pipeline::{PipelineError, Progress, Shard, file};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -32,7 +32,6 @@ use crate::order::shuffle;
 pub use crate::pack_job::PackJob;
 use crate::pack_job::{Contents, claim, job_path, shard_path};
 use crate::parts::Work;
-use crate::progress::Progress;
 
 /// Number of images that are read, on all cores, before they are written.
 const CHUNK: usize = 64;
@@ -108,7 +107,7 @@ pub fn pack(job: &PackJob<'_>, progress: &dyn Progress) -> Result<Packed, PrepEr
     let shards = job.work.range(contents.shards.len());
     let missing: Vec<usize> = shards.clone().filter(|shard| !shard_path(job, *shard).exists()).collect();
     job.work.check_done(contents.shards.len(), &missing)?;
-    progress.begins(missing.iter().map(|shard| contents.shards[*shard].len() as u64).sum());
+    progress.begin("pack", missing.iter().map(|shard| contents.shards[*shard].len() as u64).sum());
     let mut noticed = Noticed::default();
     for shard in &missing {
         write_shard(job, &contents, *shard, &mut noticed, progress)?;
@@ -212,7 +211,7 @@ fn write_shard(
     for chunk in contents.samples[contents.shards[shard].clone()].chunks(CHUNK) {
         let read: Vec<_> = chunk.par_iter().map(|(_, sample)| read_files(sample)).collect();
         for ((key, Sample { entry, .. }), files) in chunk.iter().zip(read) {
-            progress.advances(1);
+            progress.advance(1);
             let label = class_text(key, entry, &contents.classes)?;
             match files {
                 Ok(files) => {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use pipeline::shard::image::{compare_names, is_band};
 use pipeline::shard::write::ShardFile;
 use pipeline::url::ShardUrl;
-use pipeline::{Shard, Source, Storage, file};
+use pipeline::{Progress, Shard, Source, Storage, file};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
@@ -19,7 +19,6 @@ use crate::classes::copy_classes;
 use crate::error::PrepError;
 use crate::folder_lock::lock_folder;
 use crate::parts::remove_parts;
-use crate::progress::Progress;
 
 /// Number of samples that are read, processed on all cores and written at a time.
 const CHUNK: usize = 256;
@@ -118,12 +117,12 @@ pub fn rewrite(
     claim(input_identities(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
     copy_classes(sources, job.out, job.overwrite)?;
     let mut totals = RewriteTotals::default();
-    progress.begins(shards.iter().map(|shard| shard.len() as u64).sum());
+    progress.begin(job.verb, shards.iter().map(|shard| shard.len() as u64).sum());
     for (shard, source) in shards.iter().zip(sources) {
         let target = job.out.join(source.url.tar_name());
         if target.exists() {
             totals.n_existing_shards += 1;
-            progress.advances(shard.len() as u64);
+            progress.advance(shard.len() as u64);
             continue;
         }
         rewrite_shard(shard, &target, &judge, &mut totals, progress)?;
@@ -164,7 +163,7 @@ fn rewrite_shard(
             })
             .collect();
         for (mut item, verdict) in verdicts? {
-            progress.advances(1);
+            progress.advance(1);
             totals.bytes_in += total_bytes(&item.members);
             let members = match verdict {
                 Verdict::Drop(reason) => {

@@ -3,11 +3,10 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use pipeline::Shard;
 use pipeline::shard::write::{ShardLimits, ShardWriter};
+use pipeline::{Progress, Shard};
 
 use crate::error::PrepError;
-use crate::progress::Progress;
 
 /// Form of shards that hold chosen samples.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +37,7 @@ pub fn write_samples(
             members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
         let renumbered = options.renumber.then(|| format!("{number:08}"));
         writer.add(renumbered.as_deref().unwrap_or(shard.key(*sample)), &members)?;
-        progress.advances(1);
+        progress.advance(1);
     }
     Ok(writer.finish()?.len())
 }

@@ -14,7 +14,7 @@ use crate::classes::write_classes;
 use crate::encode::jpeg;
 use crate::error::PrepError;
 use crate::folder_lock::lock_folder;
-use crate::progress::Progress;
+use pipeline::Progress;
 
 /// JPEG quality of the images.
 const JPEG_QUALITY: u8 = 92;
@@ -53,7 +53,7 @@ pub fn synthesize(set: &SynthSet, progress: &dyn Progress) -> Result<Vec<PathBuf
     let limits = ShardLimits { max_samples: 1000, max_bytes: u64::MAX };
     let _lock = lock_folder(&set.out)?;
     let mut writer = ShardWriter::new(&set.out, &set.prefix, limits)?;
-    progress.begins(set.count);
+    progress.begin("synth", set.count);
     for start in (0..set.count).step_by(CHUNK as usize) {
         let drawn: Result<Vec<_>, PrepError> = (start..set.count.min(start + CHUNK))
             .into_par_iter()
@@ -65,7 +65,7 @@ pub fn synthesize(set: &SynthSet, progress: &dyn Progress) -> Result<Vec<PathBuf
             .collect();
         for (number, class, bytes) in drawn? {
             writer.add(&format!("{number:08}"), &[("jpg", &bytes), ("cls", class.to_string().as_bytes())])?;
-            progress.advances(1);
+            progress.advance(1);
         }
     }
     write_classes(&set.out, &CLASSES.map(String::from))?;

@@ -1,10 +1,10 @@
 //! Progress: a bar in a terminal, and lines in a log.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
-use prep::Progress;
+use pipeline::Progress;
 use serde_json::Map;
 
 use crate::console::{animate, draws, line_every, say_progress, shows_progress};
@@ -31,36 +31,31 @@ pub(crate) fn bar(total: u64, label: &str) -> ProgressBar {
     }
 }
 
-/// The bar of a job of `prep`, which is shown from its beginning until it is dropped.
-pub(crate) struct ItemBar {
-    label: &'static str,
-    bar: OnceLock<ProgressBar>,
-}
+/// Bars of a long job, one for each of its stages. None is shown before the first stage begins.
+pub(crate) struct StageBar(ProgressBar);
 
-impl ItemBar {
-    /// Creates a bar that is labeled `label`.
-    pub(crate) fn new(label: &'static str) -> Self {
-        Self { label, bar: OnceLock::new() }
+impl StageBar {
+    /// Creates the bars.
+    pub(crate) fn new() -> Self {
+        Self(bar(0, ""))
     }
 }
 
-impl Progress for ItemBar {
-    fn begins(&self, n: u64) {
-        self.bar.get_or_init(|| bar(n, self.label));
+impl Progress for StageBar {
+    fn begin(&self, stage: &str, n: u64) {
+        self.0.set_prefix(stage.to_string());
+        self.0.set_length(n);
+        self.0.reset();
     }
 
-    fn advances(&self, n: u64) {
-        if let Some(bar) = self.bar.get() {
-            bar.inc(n);
-        }
+    fn advance(&self, n: u64) {
+        self.0.inc(n);
     }
 }
 
-impl Drop for ItemBar {
+impl Drop for StageBar {
     fn drop(&mut self) {
-        if let Some(bar) = self.bar.get() {
-            bar.finish_and_clear();
-        }
+        self.0.finish_and_clear();
     }
 }
 

@@ -25,10 +25,12 @@ use super::empty::refill;
 use super::nearest::{STRIDE, find_nearest};
 use super::seeds::choose_seeds;
 use super::sums::ClusterSums;
+use crate::CurateError;
 use crate::centers::Centers;
 use crate::draw::Draw;
+use crate::progress::ClusterProgress;
 use crate::rows::part_of_rank;
-use crate::{CurateError, Progress};
+use pipeline::Progress;
 
 /// Settings of k-means.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +66,7 @@ impl KMeans {
         largest: f32,
         start: Option<Centers>,
         ranks: &Communicator,
-        progress: &dyn Progress,
+        progress: &dyn ClusterProgress,
     ) -> Result<Clustering, CurateError> {
         let n = rows.len();
         let topology = ranks.topology();
@@ -86,7 +88,7 @@ impl KMeans {
             }
         };
         let n_left = self.n_iterations.saturating_sub(centers.n_iterations);
-        progress.begins("k-means", (n_left * part.len()) as u64);
+        progress.begin("k-means", (n_left * part.len()) as u64);
         while centers.n_iterations < self.n_iterations {
             let moved =
                 iterate(rows, part.clone(), largest, &mut centers.values, &mut nearest, ranks, progress)?;
@@ -96,7 +98,7 @@ impl KMeans {
                 break;
             }
         }
-        progress.begins("distances", part.len() as u64);
+        progress.begin("distances", part.len() as u64);
         nearest.fill(NearestCenter::NONE);
         find_nearest(rows, part, &centers.values, 0, &mut nearest, Some(progress));
         let inertia = sum_of_distances(&nearest, ranks)?;
@@ -122,7 +124,7 @@ fn iterate(
         let range = start..start + nearest.len();
         find_nearest_centers(rows, range.clone(), centers, 0, nearest);
         sums.add(rows, range, nearest);
-        progress.advances(nearest.len() as u64);
+        progress.advance(nearest.len() as u64);
     }
     let counts = ranks.all_reduce("rows of clusters", sums.counts, Reduction::Sum)?;
     let values = ranks.all_reduce("sums of clusters", sums.values, Reduction::Sum)?;
@@ -159,7 +161,8 @@ mod tests {
     use ranks::topology::Topology;
 
     use super::*;
-    use crate::{FeatureRows, Metric, Silent};
+    use crate::{FeatureRows, Metric};
+    use pipeline::NoProgress;
 
     fn rows(n: usize, d: usize, seed: u64) -> FeatureRows {
         let draw = Draw::new(seed, "test");
@@ -172,7 +175,7 @@ mod tests {
 
     fn run(rows: &FeatureRows, settings: &KMeans, ranks: &Communicator) -> Clustering {
         let largest = rows.largest(0..rows.len()).unwrap();
-        settings.run(rows, largest, None, ranks, &Silent).unwrap()
+        settings.run(rows, largest, None, ranks, &NoProgress).unwrap()
     }
 
     /// Runs k-means on `world_size` ranks, as threads; joins the parts.
@@ -223,8 +226,9 @@ mod tests {
         let uninterrupted = run(&rows, &settings, &Communicator::solo());
         let interrupted = run(&rows, &interrupted_settings, &Communicator::solo());
         let largest = rows.largest(0..2000).unwrap();
-        let resumed =
-            settings.run(&rows, largest, Some(interrupted.centers), &Communicator::solo(), &Silent).unwrap();
+        let resumed = settings
+            .run(&rows, largest, Some(interrupted.centers), &Communicator::solo(), &NoProgress)
+            .unwrap();
         assert!(uninterrupted == resumed);
     }
 
@@ -261,7 +265,7 @@ mod tests {
         let rows = rows(10, 2, 0);
         for (n_clusters, message) in [(11, "11 clusters for 10 rows"), (0, "one positive number")] {
             let settings = KMeans { n_clusters, n_iterations: 1, seed: 0 };
-            let error = settings.run(&rows, 1.0, None, &Communicator::solo(), &Silent).unwrap_err();
+            let error = settings.run(&rows, 1.0, None, &Communicator::solo(), &NoProgress).unwrap_err();
             assert!(error.to_string().contains(message), "{error}");
         }
     }

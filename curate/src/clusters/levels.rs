@@ -12,9 +12,9 @@ use super::nearest::{Assignment, assign_rows, gather_nearest};
 use super::resampling::{Resampling, resample};
 use super::split::split;
 use super::tree::Tree;
+use crate::CurateError;
 use crate::centers::Centers;
-use crate::progress::Unsaved;
-use crate::{CurateError, Progress};
+use crate::progress::{ClusterProgress, Unsaved};
 
 /// Settings of a level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct HierarchySettings {
 
 impl HierarchySettings {
     /// Clusters `rows`, whose absolute values are at most `largest`; `start` is a state of the
-    /// lowest level passed to [`Progress::save`] by an earlier run.
+    /// lowest level passed to [`ClusterProgress::save`] by an earlier run.
     ///
     /// # Errors
     /// [`CurateError`].
@@ -63,7 +63,7 @@ impl HierarchySettings {
         largest: f32,
         start: Option<Centers>,
         ranks: &Communicator,
-        progress: &dyn Progress,
+        progress: &dyn ClusterProgress,
     ) -> Result<Hierarchy, CurateError> {
         self.check(rows.len())?;
         let mut centers = Vec::<Vec<f32>>::new();
@@ -126,7 +126,7 @@ impl HierarchySettings {
         settings: &KMeans,
         start: Option<Centers>,
         ranks: &Communicator,
-        progress: &dyn Progress,
+        progress: &dyn ClusterProgress,
     ) -> Result<Assignment, CurateError> {
         // The level below may have fewer clusters than its settings say.
         let settings = KMeans { n_clusters: settings.n_clusters.min(rows.len()), ..settings.clone() };
@@ -180,7 +180,8 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
-    use crate::{FeatureRows, Metric, Silent};
+    use crate::{FeatureRows, Metric};
+    use pipeline::{NoProgress, Progress};
 
     /// Twelve points of 40 rows each, in three groups of four.
     fn rows() -> FeatureRows {
@@ -202,7 +203,7 @@ mod tests {
     }
 
     fn run(settings: &HierarchySettings) -> Result<Hierarchy, CurateError> {
-        settings.run(&rows(), 300.0, None, &Communicator::solo(), &Silent)
+        settings.run(&rows(), 300.0, None, &Communicator::solo(), &NoProgress)
     }
 
     /// Points become clusters, and groups become clusters of clusters, with and without splitting
@@ -228,10 +229,12 @@ mod tests {
     struct Saved(Mutex<Vec<Centers>>);
 
     impl Progress for Saved {
-        fn begins(&self, _: &str, _: u64) {}
+        fn begin(&self, _: &str, _: u64) {}
 
-        fn advances(&self, _: u64) {}
+        fn advance(&self, _: u64) {}
+    }
 
+    impl ClusterProgress for Saved {
         fn save(&self, centers: &Centers) {
             self.0.lock().unwrap().push(centers.clone());
         }
@@ -247,7 +250,7 @@ mod tests {
         assert_eq!(saved.iter().map(|centers| centers.n_resamplings).max(), Some(2));
         assert!(saved.iter().filter(|centers| centers.n_resamplings == 0).count() > 1);
         for centers in saved {
-            let resumed = settings.run(&rows(), 300.0, Some(centers.clone()), &solo, &Silent).unwrap();
+            let resumed = settings.run(&rows(), 300.0, Some(centers.clone()), &solo, &NoProgress).unwrap();
             let Centers { n_iterations, n_resamplings, .. } = centers;
             assert!(resumed == uninterrupted, "{n_iterations} iterations, {n_resamplings} times");
         }

@@ -5,8 +5,9 @@ use std::ops::Range;
 use kernels::rows::{NearestCenter, Rows, find_nearest_centers};
 use ranks::communicator::Communicator;
 
+use crate::CurateError;
 use crate::rows::part_of_rank;
-use crate::{CurateError, Progress};
+use pipeline::Progress;
 
 /// Number of rows that are compared before progress is reported: a multiple of a block.
 pub(super) const STRIDE: usize = 128 * NearestCenter::BLOCK_ROWS;
@@ -29,7 +30,7 @@ pub(super) fn assign_rows(
     let topology = ranks.topology();
     let part = part_of_rank(rows.len(), topology.rank, topology.world_size);
     let mut nearest = vec![NearestCenter::NONE; part.len()];
-    progress.begins("distances", part.len() as u64);
+    progress.begin("distances", part.len() as u64);
     find_nearest(rows, part, centers, 0, &mut nearest, Some(progress));
     gather_nearest(&nearest, ranks)
 }
@@ -66,7 +67,7 @@ pub(super) fn find_nearest(
         let start = range.start + number * STRIDE;
         find_nearest_centers(rows, start..start + nearest.len(), centers, first_cell, nearest);
         if let Some(progress) = progress {
-            progress.advances(nearest.len() as u64);
+            progress.advance(nearest.len() as u64);
         }
     }
 }

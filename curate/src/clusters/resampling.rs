@@ -9,11 +9,11 @@ use ranks::communicator::Communicator;
 use super::kmeans::{Clustering, KMeans};
 use super::nearest::{Assignment, assign_rows};
 use super::sums::by_cluster;
+use crate::CurateError;
 use crate::centers::Centers;
 use crate::draw::Draw;
-use crate::progress::Unsaved;
+use crate::progress::{ClusterProgress, Unsaved};
 use crate::rows::SelectedRows;
-use crate::{CurateError, Progress};
 
 /// Settings of resampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) fn resample(
     mut assignment: Assignment,
     n_done: usize,
     ranks: &Communicator,
-    progress: &dyn Progress,
+    progress: &dyn ClusterProgress,
 ) -> Result<Assignment, CurateError> {
     for time in n_done..resampling.n_times {
         let chosen = nearest_of_each(&assignment.nearest, settings.n_clusters, resampling.n_rows);

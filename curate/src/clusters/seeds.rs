@@ -22,8 +22,9 @@ use ranks::communicator::Communicator;
 use rayon::prelude::*;
 
 use super::nearest::find_nearest;
+use crate::CurateError;
 use crate::draw::Draw;
-use crate::{CurateError, Progress};
+use pipeline::Progress;
 
 /// Largest number of centers that a round adds: they are compared with one another.
 const MAX_PER_ROUND: usize = 1024;
@@ -41,7 +42,7 @@ pub(super) fn choose_seeds(
 ) -> Result<Vec<f32>, CurateError> {
     let d = rows.width();
     nearest.fill(NearestCenter::NONE);
-    progress.begins("seeds", n_clusters as u64);
+    progress.begin("seeds", n_clusters as u64);
     let mut centers = Vec::with_capacity(n_clusters * d);
     for round in 0u64.. {
         let n_centers = centers.len() / d;
@@ -60,7 +61,7 @@ pub(super) fn choose_seeds(
             break;
         }
         find_nearest(rows, part.clone(), &new, n_centers as u32, nearest, None);
-        progress.advances((new.len() / d) as u64);
+        progress.advance((new.len() / d) as u64);
         centers.extend(new);
     }
     Ok(centers)

@@ -9,9 +9,10 @@ use rayon::prelude::*;
 use super::kmeans::KMeans;
 use super::nearest::Assignment;
 use super::sums::by_cluster;
+use crate::CurateError;
 use crate::draw::Draw;
 use crate::rows::SelectedRows;
-use crate::{CurateError, Progress, Silent};
+use pipeline::{NoProgress, Progress};
 
 /// Splits each cluster of `assignment` into `n_splits`, or as many as it has rows. Each rank splits
 /// a part of the clusters.
@@ -29,7 +30,7 @@ pub(super) fn split(
     let (starts, order) = by_cluster(&assignment.nearest, n_clusters);
     let topology = ranks.topology();
     let draw = Draw::new(settings.seed, "splits");
-    progress.begins("splits", (n_clusters / topology.world_size) as u64);
+    progress.begin("splits", (n_clusters / topology.world_size) as u64);
     let local: Vec<usize> = (topology.rank..n_clusters).step_by(topology.world_size).collect();
     let messages: Vec<Vec<u32>> = local
         .par_iter()
@@ -41,7 +42,7 @@ pub(super) fn split(
                 seed: draw.bits(*cluster as u64),
             };
             let message = split_cluster(rows, members, largest, &settings)?;
-            progress.advances(1);
+            progress.advance(1);
             Ok(message)
         })
         .collect::<Result<_, _>>()?;
@@ -77,7 +78,7 @@ fn split_cluster(
         return Ok(vec![0]);
     }
     let part = SelectedRows::new(rows, members);
-    let clustering = settings.run(&part, largest, None, &Communicator::solo(), &Silent)?;
+    let clustering = settings.run(&part, largest, None, &Communicator::solo(), &NoProgress)?;
     let centers = clustering.centers.values;
     let mut message = vec![(centers.len() / rows.width()) as u32];
     message.extend(centers.iter().map(|value| value.to_bits()));

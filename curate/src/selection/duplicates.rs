@@ -20,8 +20,9 @@ use ranks::communicator::Communicator;
 use rayon::prelude::*;
 
 use super::cells::Cells;
+use crate::CurateError;
 use crate::rows::SelectedRows;
-use crate::{CurateError, Progress, Silent};
+use pipeline::{NoProgress, Progress};
 
 /// Number of rows that are compared with kept rows at once.
 const BLOCK: usize = 1024;
@@ -68,7 +69,7 @@ impl Duplicates {
         ranks: &Communicator,
         progress: &dyn Progress,
     ) -> Result<Self, CurateError> {
-        progress.begins("near-duplicates", rows.len() as u64);
+        progress.begin("near-duplicates", rows.len() as u64);
         let topology = ranks.topology();
         let mut nearest = vec![None; rows.len()];
         if let [cell] = ranking.rows() {
@@ -84,8 +85,8 @@ impl Duplicates {
             .par_iter()
             .map(|cell| {
                 let solo = Communicator::solo();
-                let nearest_in_cell = compare_cell(rows, cell, threshold, compared_with, &solo, &Silent);
-                progress.advances(cell.len() as u64);
+                let nearest_in_cell = compare_cell(rows, cell, threshold, compared_with, &solo, &NoProgress);
+                progress.advance(cell.len() as u64);
                 nearest_in_cell
             })
             .collect::<Result<_, _>>()?;
@@ -164,7 +165,7 @@ fn compare_cell(
                 kept.push(*row);
             }
         }
-        progress.advances(block.len() as u64);
+        progress.advance(block.len() as u64);
     }
     Ok(nearest_in_cell)
 }
@@ -241,7 +242,7 @@ mod tests {
         let cells = Cells::from_rows(vec![ranking]);
         let threshold = degrees.to_radians().cos();
         let duplicates =
-            Duplicates::find(rows, &cells, threshold, rule, &Communicator::solo(), &Silent).unwrap();
+            Duplicates::find(rows, &cells, threshold, rule, &Communicator::solo(), &NoProgress).unwrap();
         (0..rows.len()).map(|row| duplicates.original(row).map(|nearest| nearest.row)).collect()
     }
 
@@ -292,7 +293,8 @@ mod tests {
         let rows = FeatureRows::new(D, vec![Arc::new(values)], Metric::Cosine).unwrap();
         let cells = Cells::single(3000);
         let solo = Communicator::solo();
-        let duplicates = Duplicates::find(&rows, &cells, 0.99, ComparedWith::Kept, &solo, &Silent).unwrap();
+        let duplicates =
+            Duplicates::find(&rows, &cells, 0.99, ComparedWith::Kept, &solo, &NoProgress).unwrap();
         let mut unit = vec![0.0; 3000 * D];
         rows.copy(0..3000, &mut unit);
         let mut kept: Vec<usize> = Vec::new();

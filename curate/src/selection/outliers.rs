@@ -11,8 +11,9 @@ use ranks::communicator::Communicator;
 use rayon::prelude::*;
 
 use super::cells::Cells;
+use crate::CurateError;
 use crate::rows::{SelectedRows, part_of_rank};
-use crate::{CurateError, Progress};
+use pipeline::Progress;
 
 /// Number of rows that are compared before progress is reported.
 const STRIDE: usize = 8192;
@@ -31,7 +32,7 @@ pub fn mean_similarities(
 ) -> Result<Vec<f32>, CurateError> {
     let n = rows.len();
     let topology = ranks.topology();
-    progress.begins("neighbors", n as u64);
+    progress.begin("neighbors", n as u64);
     let local: Vec<(u32, f32)> = match cells.rows() {
         [cell] => {
             let part = part_of_rank(cell.len(), topology.rank, topology.world_size);
@@ -79,7 +80,7 @@ fn similarities_in_part(
             }
             similarities.push((cell[number], (sum / f64::from(n.max(1))) as f32));
         }
-        progress.advances(numbers.len() as u64);
+        progress.advance(numbers.len() as u64);
     }
     similarities
 }
@@ -89,16 +90,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{FeatureRows, Metric, Silent};
+    use crate::{FeatureRows, Metric};
+    use pipeline::NoProgress;
 
     #[test]
     fn an_outlier_has_the_smallest_mean_similarity() {
         let values = vec![1.0f32, 0.0, 1.0, 0.1, 1.0, -0.1, -1.0, 0.3];
         let rows = FeatureRows::new(2, vec![Arc::new(values)], Metric::Cosine).unwrap();
-        let means = mean_similarities(&rows, &Cells::single(4), 2, &Communicator::solo(), &Silent).unwrap();
+        let means =
+            mean_similarities(&rows, &Cells::single(4), 2, &Communicator::solo(), &NoProgress).unwrap();
         assert!(means[..3].iter().all(|mean| *mean > 0.95) && means[3] < 0.0, "{means:?}");
         let cells = Cells::from_rows(vec![vec![0, 1, 2], vec![3]]);
-        let means = mean_similarities(&rows, &cells, 2, &Communicator::solo(), &Silent).unwrap();
+        let means = mean_similarities(&rows, &cells, 2, &Communicator::solo(), &NoProgress).unwrap();
         assert!(means[0] > 0.95 && means[3] == 0.0, "{means:?}");
     }
 }

@@ -10,9 +10,10 @@ use kernels::rows::{CANDIDATE_BLOCK_ROWS, NearestCenter, Rows, find_nearest_cent
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 
+use crate::CurateError;
 use crate::draw::Draw;
 use crate::rows::{SelectedRows, part_in_blocks};
-use crate::{CurateError, Progress};
+use pipeline::Progress;
 
 /// Number of rows of a block. Rows that are compared in whole blocks have the same similarities,
 /// bit by bit, as when all rows are compared at once.
@@ -209,7 +210,7 @@ fn nearest_in_part(
     check_widths(rows, queries)?;
     let part: Vec<u32> = (part.start as u32..part.end as u32).collect();
     let rows = SelectedRows::new(rows, &part);
-    progress.begins("neighbors", queries.len() as u64);
+    progress.begin("neighbors", queries.len() as u64);
     let numbers: Vec<u32> = (0..queries.len() as u32).collect();
     for block in numbers.chunks(STRIDE) {
         let neighbors = nearest_rows(&rows, &SelectedRows::new(queries, block), k, false);
@@ -220,7 +221,7 @@ fn nearest_in_part(
             }
         }
         take(retrieved)?;
-        progress.advances(block.len() as u64);
+        progress.advance(block.len() as u64);
     }
     Ok(())
 }
@@ -233,7 +234,7 @@ fn most_similar_in_part(
     progress: &dyn Progress,
 ) -> Result<Vec<Retrieved>, CurateError> {
     check_widths(others, rows)?;
-    progress.begins("neighbors", part.len() as u64);
+    progress.begin("neighbors", part.len() as u64);
     let mut retrieved = Vec::with_capacity(part.len());
     let numbers: Vec<u32> = (part.start as u32..part.end as u32).collect();
     for block in numbers.chunks(STRIDE) {
@@ -243,7 +244,7 @@ fn most_similar_in_part(
                 retrieved.push(Retrieved { row: *row, query, similarity });
             }
         }
-        progress.advances(block.len() as u64);
+        progress.advance(block.len() as u64);
     }
     Ok(retrieved)
 }
@@ -281,7 +282,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{FeatureRows, Metric, Silent};
+    use crate::{FeatureRows, Metric};
+    use pipeline::NoProgress;
 
     fn rows(width: usize, values: &[f32]) -> FeatureRows {
         FeatureRows::new(width, vec![Arc::new(values.to_vec())], Metric::Cosine).unwrap()
@@ -291,12 +293,13 @@ mod tests {
     fn a_row_near_two_queries_is_retrieved_once_for_the_nearer_one() {
         let all = rows(2, &[1.0, 0.0, 1.0, 0.2, 0.0, 1.0, -1.0, 0.0]);
         let queries = rows(2, &[1.0, -0.1, 1.0, 0.3]);
-        let retrieved = nearest_images(&all, &queries, 2, &Communicator::solo(), &Silent).unwrap();
+        let retrieved = nearest_images(&all, &queries, 2, &Communicator::solo(), &NoProgress).unwrap();
         let pairs: Vec<(u32, u32)> =
             retrieved.iter().map(|retrieved| (retrieved.row, retrieved.query)).collect();
         assert_eq!(pairs, [(0, 0), (1, 1)]);
         let other = rows(1, &[1.0]);
-        let error = nearest_images(&all, &other, 2, &Communicator::solo(), &Silent).unwrap_err().to_string();
+        let error =
+            nearest_images(&all, &other, 2, &Communicator::solo(), &NoProgress).unwrap_err().to_string();
         assert!(error.contains("rows of 1") && error.contains("rows of 2"), "{error}");
     }
 
@@ -321,19 +324,19 @@ mod tests {
     fn assert_joined_blocks_equal_all_rows(all: &FeatureRows, queries: &FeatureRows, counts: &[usize]) {
         let solo = Communicator::solo();
         for k in counts {
-            let expected = nearest_images(all, queries, *k, &solo, &Silent).unwrap();
+            let expected = nearest_images(all, queries, *k, &solo, &NoProgress).unwrap();
             for divisions in [&[0, 1, 3][..], &[0, 0, 2, 2, 3], &[0, 1, 2, 3]] {
                 let mut retrieved = Vec::new();
                 for ends in divisions.windows(2) {
                     let blocks = ends[0]..ends[1];
-                    retrieved.extend(nearest_in_blocks(all, blocks, queries, *k, &Silent).unwrap());
+                    retrieved.extend(nearest_in_blocks(all, blocks, queries, *k, &NoProgress).unwrap());
                 }
                 assert_eq!(join_nearest(retrieved, *k), expected, "{k} {divisions:?}");
             }
         }
-        let expected = most_similar(all, queries, &solo, &Silent).unwrap();
-        let parts =
-            [0..2, 2..2, 2..3].map(|blocks| most_similar_in_blocks(all, blocks, queries, &Silent).unwrap());
+        let expected = most_similar(all, queries, &solo, &NoProgress).unwrap();
+        let parts = [0..2, 2..2, 2..3]
+            .map(|blocks| most_similar_in_blocks(all, blocks, queries, &NoProgress).unwrap());
         assert_eq!(parts.concat(), expected);
     }
 

@@ -19,11 +19,12 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::columns::{Columns, FeatureKind};
-use super::extract::{Progress, extract, table};
+use super::extract::{extract, table};
 use super::mapped::Mapped;
 use super::table::Table;
 use crate::EvalError;
 use crate::images::ImageSet;
+use pipeline::Progress;
 
 /// Version of the rows; raised when the same weights and images would give other rows.
 const VERSION: u32 = 4;

@@ -6,6 +6,7 @@ use augment::PixelFormat;
 use augment::bands::Bands;
 use kernels::device::host::to_host;
 use networks::Network;
+use pipeline::{NoProgress, Progress};
 use rayon::prelude::*;
 
 use super::columns::{Columns, FeatureKind};
@@ -23,23 +24,6 @@ const BATCH_BYTES: f64 = 2e9;
 /// Returns the batch size for images of `size_px`.
 pub(crate) fn batch_size(network: &Network, size_px: usize) -> usize {
     ((BATCH_BYTES / network.image_bytes(size_px)) as usize).clamp(1, BATCH)
-}
-
-/// Receives the progress of long computations.
-pub trait Progress: Sync {
-    /// Reports that a stage of `n` items begins.
-    fn begins(&self, stage: &str, n: usize);
-
-    /// Reports that `n` more items are done.
-    fn seen(&self, n: usize);
-}
-
-/// Progress receiver that ignores all reports.
-pub struct NoProgress;
-
-impl Progress for NoProgress {
-    fn begins(&self, _: &str, _: usize) {}
-    fn seen(&self, _: usize) {}
 }
 
 /// Extracts the rows of `images` and passes them to `sink` in order, batch by batch: the indices of
@@ -62,7 +46,7 @@ pub fn extract(
         return Err(EvalError::ImageSize { image_px, stride_px });
     }
     let mut columns = None;
-    progress.begins("features", images.len());
+    progress.begin("features", images.len() as u64);
     each_batch(images, batch_size(network, image_px), progress, |indices, views| {
         let views: Vec<&[u8]> = views.iter().map(Vec::as_slice).collect();
         let (batch_columns, rows) = compute_rows(network, &views, image_px, wanted);
@@ -168,7 +152,7 @@ fn each_batch(
             if !indices.is_empty() {
                 f(&indices, &views)?;
             }
-            progress.seen(n_seen);
+            progress.advance(n_seen as u64);
         }
         Ok(())
     })

@@ -14,9 +14,10 @@ use serde::Serialize;
 
 use crate::EvalError;
 use crate::features::columns::FeatureKind;
-use crate::features::extract::{Progress, check_finite, compute_rows, table};
+use crate::features::extract::{check_finite, compute_rows, table};
 use crate::images::ImageSet;
 use crate::parallel::try_collect;
+use pipeline::Progress;
 
 /// Number of images and views to measure on.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -91,11 +92,11 @@ fn view_rows(
     let size_px = crop.size_px as usize;
     let multicrop = MultiCrop { crops: vec![crop] };
     let mut rows = Vec::new();
-    progress.begins("views", images.len());
+    progress.begin("views", images.len() as u64);
     let indices: Vec<usize> = (0..images.len()).collect();
     for indices in indices.chunks(IMAGES_PER_BATCH) {
         let decoded = try_collect(indices.par_iter().map(|i| images.views(*i, &multicrop, 0, 0)))?;
-        progress.seen(indices.len());
+        progress.advance(indices.len() as u64);
         // Images that can be decoded, and the views of each, `[V, C, size, size]`.
         let mut usable = Vec::new();
         let mut views_by_image = Vec::new();

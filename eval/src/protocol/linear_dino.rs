@@ -88,12 +88,12 @@ impl LinearDino {
         let all = 0..columns.len();
         let mut heads = Heads::new(std::slice::from_ref(&all), &[scaled], task.n_classes, descent);
         let mut rows = Vec::new();
-        task.progress.begins(NAME, self.epochs * views.len());
+        task.progress.begin(NAME, (self.epochs * views.len()) as u64);
         for epoch in 0..self.epochs {
             let scale = cosine(epoch as f32 / self.epochs as f32);
             crops.epoch(task.seed, epoch, self.batch.max(1), &mut |table, labels| {
                 rows.clear();
-                task.progress.seen(table.len());
+                task.progress.advance(table.len() as u64);
                 for i in 0..table.len() {
                     rows.extend_from_slice(&table.row(i)[columns.clone()]);
                 }

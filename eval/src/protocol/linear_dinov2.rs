@@ -217,11 +217,11 @@ impl LinearDinov2 {
             self.epochs.map_or(self.iterations, |epochs| (epochs * views.len()).div_ceil(batch).max(1));
         let mut step = 0;
         let scale = batch as f32 / 256.0;
-        task.progress.begins(NAME, n_steps);
+        task.progress.begin(NAME, n_steps as u64);
         views.crops(Interpolation::Bicubic).stream(task.seed, batch, n_steps, &mut |table, labels| {
             let rows = Rows { rows: table.rows(), width: table.columns.width() };
             heads.step(rows, labels, scale * cosine(step as f32 / n_steps as f32));
-            task.progress.seen(1);
+            task.progress.advance(1);
             step += 1;
         })?;
         Ok(n_steps)
@@ -234,13 +234,13 @@ impl LinearDinov2 {
         let n_steps = self.epochs.map_or(self.iterations, |epochs| epochs * steps_per_epoch);
         let mut step = 0;
         let scale = batch as f32 / 256.0;
-        task.progress.begins(FEATURES_NAME, n_steps);
+        task.progress.begin(FEATURES_NAME, n_steps as u64);
         let mut batches = BatchReader::new(task.train, None);
         for epoch in 0..n_steps.div_ceil(steps_per_epoch) {
             batches.epoch(task.seed, epoch, batch, |rows, labels| {
                 if step < n_steps {
                     heads.step(rows, labels, scale * cosine(step as f32 / n_steps as f32));
-                    task.progress.seen(1);
+                    task.progress.advance(1);
                 }
                 step += 1;
             });
@@ -257,9 +257,9 @@ mod tests {
 
     use super::*;
     use crate::features::columns::Columns;
-    use crate::features::extract::NoProgress;
     use crate::features::set::FeatureSet;
     use crate::features::table::Table;
+    use pipeline::NoProgress;
 
     /// Returns rows of two levels with two columns each and an average of two; only columns
     /// `informative` depend on the class.

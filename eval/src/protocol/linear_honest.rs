@@ -101,7 +101,7 @@ mod tests {
     use augment::ViewRng;
 
     use super::*;
-    use crate::features::extract::NoProgress;
+    use pipeline::NoProgress;
 
     /// Returns three linearly separable classes with a scale and shift that a probe can learn only
     /// after standardization.

@@ -82,7 +82,7 @@ impl Logreg {
         let train = task.train.columns(columns.clone());
         let test = task.test.columns(columns);
         let (fit, held_out) = hold_out(&train, HELD_OUT, task.seed);
-        task.progress.begins("logreg", self.c.len());
+        task.progress.begin("logreg", self.c.len() as u64);
         let accuracies: Vec<f64> = if self.c.len() == 1 {
             vec![0.0]
         } else {
@@ -90,7 +90,7 @@ impl Logreg {
                 .par_iter()
                 .map(|c| {
                     let accuracy = self.fit(&fit, task.n_classes, *c).classify(&held_out).accuracy();
-                    task.progress.seen(1);
+                    task.progress.advance(1);
                     accuracy
                 })
                 .collect()

@@ -97,14 +97,14 @@ impl Segmentation {
         let mut head = Head::new(&train, n_classes);
         let steps_per_epoch = train.masked.len().div_ceil(self.batch);
         let n_steps = self.epochs * steps_per_epoch;
-        task.progress.begins(NAME, self.epochs * train.masked.len());
+        task.progress.begin(NAME, (self.epochs * train.masked.len()) as u64);
         for epoch in 0..self.epochs {
             let mut order = train.masked.clone();
             ViewRng::from_words([task.seed, ORDER_DOMAIN, epoch as u64, 0]).shuffle(&mut order);
             for (number, rows) in order.chunks(self.batch).enumerate() {
                 let done = (epoch * steps_per_epoch + number) as f32 / n_steps as f32;
                 head.step(self, &train, rows, cosine(done))?;
-                task.progress.seen(rows.len());
+                task.progress.advance(rows.len() as u64);
             }
         }
         let mut confusions = SegmentationCounts::new(n_classes);

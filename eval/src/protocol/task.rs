@@ -5,10 +5,10 @@ use serde_json::Value;
 
 use super::views::Views;
 use crate::features::cache::FeatureCache;
-use crate::features::extract::Progress;
 use crate::features::set::FeatureSet;
 use crate::images::ImageSet;
 use crate::score::outcome::Outcome;
+use pipeline::Progress;
 
 /// Input of a protocol.
 #[derive(Clone, Copy)]

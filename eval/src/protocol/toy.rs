@@ -44,8 +44,8 @@ impl Rules for Toy {
 mod tests {
     use super::super::registry::Protocol;
     use super::*;
-    use crate::features::extract::NoProgress;
     use crate::features::set::FeatureSet;
+    use pipeline::NoProgress;
 
     /// The toy is found by name, configured by key, described and scored like all other protocols.
     #[test]

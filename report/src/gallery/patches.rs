@@ -1,8 +1,9 @@
 //! Patch features as colors: the first three principal components of all patches of all images
 //! (Oquab et al. 2023, figure 1, without its foreground mask).
 
-use eval::{FeatureKind, ImageSet, NoProgress, extract};
+use eval::{FeatureKind, ImageSet, extract};
 use networks::Network;
+use pipeline::NoProgress;
 
 use super::principal;
 use super::sheet::{Sheet, caption};

@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 
 use super::match_images::match_images;
 use crate::cluster::compute;
-use crate::evaluation::flags::{CacheFlags, StageBar};
+use crate::evaluation::flags::CacheFlags;
 use crate::evaluation::image_sets::with_names;
 use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::scores::set_name;
+use crate::progress::StageBar;
 use prep::open::open_dataset;
 use prep::parts::file_identity;
 use ranks::launch::Launch;

@@ -12,9 +12,9 @@ use serde_json::{Map, Value, json};
 
 use super::clusters;
 use super::input::{Images, Input};
-use crate::progress::ItemBar;
+use crate::progress::StageBar;
 use crate::shards::limits::LimitFlags;
-use prep::Progress;
+use pipeline::Progress;
 use prep::classes::copy_classes;
 use prep::folder_lock::{FolderLock, lock_for};
 use prep::names::shard_list;
@@ -252,8 +252,8 @@ impl Output<'_> {
             bail!("no images are kept");
         }
         copy_class_names(&images.specs, self.storage, &self.flags.out)?;
-        let progress = ItemBar::new("pack");
-        progress.begins(samples.len() as u64);
+        let progress = StageBar::new();
+        progress.begin("pack", samples.len() as u64);
         let options = self.flags.limits.options();
         Ok(write_samples(&self.flags.out, &self.flags.prefix, &options, &samples, &progress)?)
     }

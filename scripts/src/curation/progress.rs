@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use curate::Progress;
+use curate::ClusterProgress;
 use curate::clusters::Centers;
+use pipeline::Progress;
 use ranks::communicator::Communicator;
 
 use super::saved::save_centers;
 use crate::console::say;
-use crate::evaluation::flags::StageBar;
+use crate::progress::StageBar;
 
 /// Shortest time between two saves of an iteration of k-means.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
@@ -54,18 +55,20 @@ impl Bars {
 }
 
 impl Progress for Bars {
-    fn begins(&self, stage: &str, n_rows: u64) {
+    fn begin(&self, stage: &str, n: u64) {
         if let Some(bar) = &self.bar {
-            eval::Progress::begins(bar, stage, n_rows as usize);
+            bar.begin(stage, n);
         }
     }
 
-    fn advances(&self, n_rows: u64) {
+    fn advance(&self, n: u64) {
         if let Some(bar) = &self.bar {
-            eval::Progress::seen(bar, n_rows as usize);
+            bar.advance(n);
         }
     }
+}
 
+impl ClusterProgress for Bars {
     fn save(&self, centers: &Centers) {
         let Some(CentersFile { path, width }) = &self.file else { return };
         let mut saved = self.saved.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -2,11 +2,8 @@
 use std::path::Path;
 
 use anyhow::bail;
-use eval::{FeatureCache, Progress, Protocol};
-use indicatif::ProgressBar;
+use eval::{FeatureCache, Protocol};
 use serde_json::Value;
-
-use crate::progress::bar;
 
 /// Flags of the cache of features.
 #[derive(clap::Args)]
@@ -92,32 +89,4 @@ fn parse_setting(entry: &str) -> anyhow::Result<(&str, &str, Value)> {
 /// Parses a value as JSON; other text is a string.
 fn parse_value(text: &str) -> Value {
     serde_json::from_str(text.trim()).unwrap_or_else(|_| Value::String(text.into()))
-}
-
-/// Progress bars, one for each stage of an evaluation.
-pub(crate) struct StageBar(ProgressBar);
-
-impl StageBar {
-    /// Creates the bars; none is shown before its stage begins.
-    pub(crate) fn new() -> Self {
-        Self(bar(0, ""))
-    }
-}
-
-impl Progress for StageBar {
-    fn begins(&self, stage: &str, n: usize) {
-        self.0.set_prefix(stage.to_string());
-        self.0.set_length(n as u64);
-        self.0.reset();
-    }
-
-    fn seen(&self, n: usize) {
-        self.0.inc(n as u64);
-    }
-}
-
-impl Drop for StageBar {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
-    }
 }

@@ -2,9 +2,10 @@
 use std::path::PathBuf;
 
 use augment::Transform;
-use eval::{NoProgress, Protocol, Split};
+use eval::{Protocol, Split};
 use networks::Network;
 use networks::probe::Probe;
+use pipeline::NoProgress;
 use report::NetworkInfo;
 use trainer::Plan;
 

@@ -16,11 +16,12 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::cluster::compute;
 use crate::console::one_line;
-use crate::evaluation::flags::{CacheFlags, StageBar};
+use crate::evaluation::flags::CacheFlags;
 use crate::evaluation::image_sets::{report_image_set_bits, with_names};
 use crate::evaluation::network::{NetworkFlags, OpenNetwork};
 use crate::evaluation::scores::set_name;
 use crate::parts::PartFlags;
+use crate::progress::StageBar;
 use prep::files::{FoundFiles, find_images, name_of, report_skipped};
 use prep::folder_lock::{FolderLock, lock_part};
 use prep::open::open_dataset;

@@ -5,11 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use augment::Transform;
-use eval::{NoProgress, Protocol, Split};
+use eval::{Protocol, Split};
 use kernels::device::Opened;
 use networks::ModelConfig;
 use networks::NamedTensor;
 use networks::Network;
+use pipeline::NoProgress;
 use pipeline::Storage;
 use pipeline::secrets::redact_list;
 use serde_json::json;

@@ -8,9 +8,10 @@ use std::time::Instant;
 use anyhow::bail;
 use augment::Transform;
 use eval::probe::wanted;
-use eval::{ImageSet, NoProgress, Protocol, Source, Split};
+use eval::{ImageSet, Protocol, Source, Split};
 use kernels::device::Device;
 use networks::Network;
+use pipeline::NoProgress;
 use pipeline::{Dataset, Storage};
 use report::picture::sheets;
 use serde_json::json;
@@ -29,7 +30,7 @@ use crate::evaluation::network::NetworkFlags;
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows};
 use crate::exit::PREEMPTED;
-use crate::progress::ItemBar;
+use crate::progress::StageBar;
 use crate::recipes;
 use prep::synth::{SynthSet, synthesize};
 use ranks::launch::Launch;
@@ -157,7 +158,7 @@ fn ensure_synth(data: &Path, set: &SynthSet) -> anyhow::Result<Vec<String>> {
         }
         std::fs::create_dir_all(data)?;
         std::fs::write(&begun_file, &description)?;
-        synthesize(set, &ItemBar::new("synth"))?;
+        synthesize(set, &StageBar::new())?;
         std::fs::write(&done_file, &description)?;
         std::fs::remove_file(&begun_file)?;
     } else {

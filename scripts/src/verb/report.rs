@@ -8,8 +8,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use eval::probe::wanted;
-use eval::{ImageSet, NoProgress, Source, features};
+use eval::{ImageSet, Source, features};
 use kernels::device::Device;
+use pipeline::NoProgress;
 use pipeline::url::{ShardUrl, expand};
 use pipeline::{Dataset, Storage};
 use report::{Gallery, GalleryOptions, Report, Run, html};

@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use augment::ViewRng;
 use curate::clusters::KMeans;
-use curate::{FeatureRows, Metric, Silent};
+use curate::{FeatureRows, Metric};
 use kernels::rows::Rows;
+use pipeline::NoProgress;
 use ranks::communicator::Communicator;
 use serde_json::json;
 
@@ -93,7 +94,7 @@ fn time_kmeans(
 ) -> anyhow::Result<(f64, f64)> {
     let settings = KMeans { n_clusters, n_iterations, seed: 0 };
     let start = Instant::now();
-    let clusters = settings.run(rows, largest, None, &Communicator::solo(), &Silent)?;
+    let clusters = settings.run(rows, largest, None, &Communicator::solo(), &NoProgress)?;
     Ok((start.elapsed().as_secs_f64(), clusters.inertia))
 }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use augment::ViewRng;
-use eval::{Columns, FeatureSet, NoProgress, Table, Task};
+use eval::{Columns, FeatureSet, Table, Task};
+use pipeline::NoProgress;
 use serde_json::{Map, Value, json};
 
 use super::compare::{CompareFlag, compare_figures};

@@ -15,10 +15,10 @@ use report::{EvaluationRow, ImageSetInfo, Number};
 use serde_json::{Value, json};
 
 use crate::console::say;
-use crate::evaluation::flags::StageBar;
 use crate::evaluation::network::{OpenNetwork, find_workdir};
 use crate::evaluation::record;
 use crate::evaluation::scores::{Table, print_table, rows, to_json};
+use crate::progress::StageBar;
 
 pub(crate) use job::Args;
 use job::{Means, images, split, test_name};

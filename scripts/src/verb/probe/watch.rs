@@ -14,9 +14,9 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::job::{Args, Means, split, test_name};
 use super::ledger::{Claim, Ledger};
 use crate::console::say;
-use crate::evaluation::flags::StageBar;
 use crate::evaluation::record;
 use crate::evaluation::scores::rows;
+use crate::progress::StageBar;
 
 /// Interval at which the folder is listed.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);

@@ -27,7 +27,7 @@ use serde_json::json;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::parts::{PartFlags, compute_share};
-use crate::progress::{ItemBar, bar};
+use crate::progress::{StageBar, bar};
 use crate::shards::rewrite::{RewriteFlags, print_totals};
 use prep::folder_lock::lock_for;
 use prep::parts::{PartResults, identities};
@@ -153,7 +153,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         let job = Job { overwrite: false, ..job };
         // `rewrite` locks the folder itself.
         drop(lock);
-        let totals = rewrite(&sources, storage, &job, &ItemBar::new(job.verb), |item| {
+        let totals = rewrite(&sources, storage, &job, &StageBar::new(), |item| {
             if removed.contains(&(item.shard.name(), item.number)) {
                 Verdict::Drop("a copy: see copies.jsonl".into())
             } else {

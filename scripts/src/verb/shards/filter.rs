@@ -7,7 +7,7 @@ use pipeline::Storage;
 use augment::{DecodeRules, Image};
 use serde_json::json;
 
-use crate::progress::ItemBar;
+use crate::progress::StageBar;
 use crate::shards::rewrite::{RewriteFlags, print_totals};
 use prep::rewrite::{Item, Job, Verdict, rewrite};
 
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         "min_deviation": args.min_deviation,
     });
     let job = Job { out: &args.flags.out, verb: "filter", settings, overwrite: args.flags.overwrite };
-    let totals = rewrite(&sources, storage, &job, &ItemBar::new(job.verb), |item| match flaw(args, item) {
+    let totals = rewrite(&sources, storage, &job, &StageBar::new(), |item| match flaw(args, item) {
         Some(reason) => Verdict::Drop(reason),
         None => Verdict::Keep,
     })?;

@@ -12,9 +12,9 @@ use pipeline::{Shard, Source, Storage};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::progress::ItemBar;
+use crate::progress::StageBar;
 use crate::shards::limits::LimitFlags;
-use prep::Progress;
+use pipeline::Progress;
 use prep::classes::{class_name, copy_classes, read_class_names};
 use prep::folder_lock::lock_folder;
 use prep::names::shard_list;
@@ -351,8 +351,8 @@ fn write(
     let _lock = lock_folder(&common.out)?;
     claim(input_identities(sources, shards, &common.out)?, &common.out, verb, &settings, false)?;
     copy_classes(sources, &common.out, false)?;
-    let progress = ItemBar::new(verb);
-    progress.begins(n_samples as u64);
+    let progress = StageBar::new();
+    progress.begin(verb, n_samples as u64);
     let mut report = BTreeMap::new();
     for (prefix, positions) in parts {
         let samples: Vec<(&Shard, usize)> =

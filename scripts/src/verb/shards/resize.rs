@@ -13,7 +13,7 @@ use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use serde_json::json;
 
-use crate::progress::ItemBar;
+use crate::progress::StageBar;
 use crate::shards::rewrite::{RewriteFlags, print_totals};
 use prep::encode::jpeg;
 use prep::rewrite::{Item, Job, Verdict, rewrite};
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     });
     let job = Job { out: &args.flags.out, verb: "resize", settings, overwrite: args.flags.overwrite };
     // An image that cannot be decoded is kept: dropping images is the job of `filter`.
-    let totals = rewrite(&sources, storage, &job, &ItemBar::new(job.verb), |item| {
+    let totals = rewrite(&sources, storage, &job, &StageBar::new(), |item| {
         resize(args, item).unwrap_or(Verdict::Keep)
     })?;
     print_totals(&totals, args.flags.json);

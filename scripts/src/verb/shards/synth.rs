@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::progress::ItemBar;
+use crate::progress::StageBar;
 use prep::synth::{SynthSet, synthesize};
 
 /// Flags of `shards synth`.
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         size_px: args.size_px,
         prefix: args.prefix.clone(),
     };
-    let paths = synthesize(&set, &ItemBar::new("synth"))?;
+    let paths = synthesize(&set, &StageBar::new())?;
     out!("{} images in {} shard(s) in {}", args.count, paths.len(), args.out.display());
     Ok(ExitCode::SUCCESS)
 }

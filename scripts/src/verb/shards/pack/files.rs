@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::flags::Args;
 use crate::console::say;
-use crate::progress::ItemBar;
+use crate::progress::StageBar;
 use prep::names::shard_list;
 use prep::pack::{PackJob, Packed, no_images, pack};
 use prep::parts::Work;
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode
         joins_bands: args.bands,
         work,
     };
-    let packed = pack(&job, &ItemBar::new("pack"))?;
+    let packed = pack(&job, &StageBar::new())?;
     if packed.n_samples == 0 {
         print_first_failure(&packed);
         if !matches!(work, Work::Part(_)) {
