@@ -2,22 +2,17 @@
 //! files are in the work directory itself, so that the run has the name of its folder.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use protobuf::well_known_types::Value as HparamValue;
-use protobuf::{Message, RepeatedField};
-use tensorboard_proto::event::Event;
-use tensorboard_proto::plugin_hparams::{HParamsPluginData, SessionStartInfo};
-use tensorboard_proto::summary::{
-    Summary, Summary_Image, Summary_Value, SummaryMetadata, SummaryMetadata_PluginData,
-};
-use tensorboard_proto::tensor::TensorProto;
-use tensorboard_proto::types::DataType;
-use tensorboard_rs::record_writer::RecordWriter;
-use tensorboard_rs::summary;
+use crc_fast::CrcAlgorithm;
+use prost::Message;
 
 use super::clock::now_s;
+use super::event_message::{
+    Event, HparamValue, HparamsData, PluginData, Session, Summary, SummaryImage, SummaryMetadata, SummaryValue,
+    Tensor, TensorType,
+};
 use crate::error::TrainError;
 
 /// Largest number of event files that one process creates in one second.
@@ -26,7 +21,7 @@ const MAX_FILES_A_SECOND: u32 = 1000;
 /// A file of events.
 pub struct Events {
     path: PathBuf,
-    writer: RecordWriter<File>,
+    file: File,
 }
 
 impl Events {
@@ -37,10 +32,9 @@ impl Events {
     pub fn open(workdir: &Path) -> Result<Self, TrainError> {
         let now = now_s();
         let (path, file) = create(workdir, now)?;
-        let mut version = Event::new();
-        version.set_wall_time(now);
-        version.set_file_version("brain.Event:2".into());
-        let mut events = Self { path, writer: RecordWriter::new(file) };
+        let version =
+            Event { wall_time: now, file_version: Some("brain.Event:2".into()), ..Event::default() };
+        let mut events = Self { path, file };
         events.write(&version)?;
         Ok(events)
     }
@@ -50,7 +44,9 @@ impl Events {
     /// # Errors
     /// [`TrainError::Io`].
     pub fn scalar(&mut self, step: u64, name: &str, value: f64) -> Result<(), TrainError> {
-        self.summary(step, summary::scalar(name, value as f32))
+        let tag = name.to_string();
+        let value = SummaryValue { tag, simple_value: Some(value as f32), ..SummaryValue::default() };
+        self.write_value(step, value)
     }
 
     /// Writes text in Markdown.
@@ -58,10 +54,13 @@ impl Events {
     /// # Errors
     /// [`TrainError::Io`].
     pub fn text(&mut self, step: u64, name: &str, markdown: &str) -> Result<(), TrainError> {
-        let mut tensor = TensorProto::new();
-        tensor.set_dtype(DataType::DT_STRING);
-        tensor.set_string_val(RepeatedField::from_vec(vec![markdown.as_bytes().to_vec()]));
-        self.summary(step, plugin_summary("text", &format!("{name}/text_summary"), Vec::new(), tensor))
+        let tensor = Tensor {
+            dtype: TensorType::String.into(),
+            string_val: vec![markdown.as_bytes().to_vec()],
+            ..Tensor::default()
+        };
+        let tag = format!("{name}/text_summary");
+        self.write_value(step, plugin_value("text", tag, Vec::new(), tensor))
     }
 
     /// Writes a picture. `png` are the bytes of a PNG file.
@@ -72,15 +71,9 @@ impl Events {
         let [width, height] = png_size(png).ok_or_else(|| {
             TrainError::io("write", &self.path, io::Error::other(format!("{name} is not a PNG file")))
         })?;
-        let mut picture = Summary_Image::new();
-        picture.set_width(width);
-        picture.set_height(height);
-        picture.set_colorspace(3);
-        picture.set_encoded_image_string(png.to_vec());
-        let mut value = Summary_Value::new();
-        value.set_tag(name.into());
-        value.set_image(picture);
-        self.summary(step, single_value_summary(value))
+        let image = SummaryImage { height, width, colorspace: 3, encoded_image_string: png.to_vec() };
+        let value = SummaryValue { tag: name.into(), image: Some(image), ..SummaryValue::default() };
+        self.write_value(step, value)
     }
 
     /// Writes hyperparameters.
@@ -88,33 +81,42 @@ impl Events {
     /// # Errors
     /// [`TrainError::Io`].
     pub fn hyperparameters(&mut self, values: &[(String, toml::Value)]) -> Result<(), TrainError> {
-        let mut session = SessionStartInfo::new();
-        session.set_start_time_secs(now_s());
-        session.set_hparams(values.iter().map(|(name, value)| (name.clone(), hparam(value))).collect());
-        let mut data = HParamsPluginData::new();
-        data.set_session_start_info(session);
-        let content = data
-            .write_to_bytes()
-            .map_err(|error| TrainError::io("write", &self.path, io::Error::other(error)))?;
-        let mut placeholder = TensorProto::new();
-        placeholder.set_dtype(DataType::DT_FLOAT);
-        placeholder.set_float_val(vec![0.0]);
-        self.summary(0, plugin_summary("hparams", "_hparams_/session_start_info", content, placeholder))
+        let hparams = values.iter().map(|(name, value)| (name.clone(), hparam(value))).collect();
+        let session = Session { hparams, start_time_secs: now_s() };
+        let content = HparamsData { session_start_info: Some(session) }.encode_to_vec();
+        let placeholder =
+            Tensor { dtype: TensorType::Float.into(), float_val: vec![0.0], ..Tensor::default() };
+        let tag = "_hparams_/session_start_info".to_string();
+        self.write_value(0, plugin_value("hparams", tag, content, placeholder))
     }
 
-    fn summary(&mut self, step: u64, summary: Summary) -> Result<(), TrainError> {
-        let mut event = Event::new();
-        event.set_wall_time(now_s());
-        event.set_step(step as i64);
-        event.set_summary(summary);
-        self.write(&event)
+    fn write_value(&mut self, step: u64, value: SummaryValue) -> Result<(), TrainError> {
+        let summary = Some(Summary { value: vec![value] });
+        self.write(&Event { wall_time: now_s(), step: step as i64, summary, ..Event::default() })
     }
 
     fn write(&mut self, event: &Event) -> Result<(), TrainError> {
-        let bytes = event.write_to_bytes().map_err(io::Error::other);
-        let written = bytes.and_then(|bytes| self.writer.write(&bytes));
+        let written = self.file.write_all(&record(&event.encode_to_vec()));
         written.map_err(|error| TrainError::io("write", &self.path, error))
     }
+}
+
+/// Returns `data` as a record of a TFRecord file: its length, a checksum of the length, the data,
+/// and a checksum of the data.
+fn record(data: &[u8]) -> Vec<u8> {
+    let length = (data.len() as u64).to_le_bytes();
+    let mut record = Vec::with_capacity(data.len() + 16);
+    record.extend(length);
+    record.extend(masked_checksum(&length).to_le_bytes());
+    record.extend(data);
+    record.extend(masked_checksum(data).to_le_bytes());
+    record
+}
+
+/// Returns the CRC-32C of `data`, rotated and shifted as TFRecord files have it.
+fn masked_checksum(data: &[u8]) -> u32 {
+    let checksum = crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, data) as u32;
+    checksum.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 /// Creates a file with a unique name. TensorBoard reads the files of a folder in the order of their
@@ -133,38 +135,24 @@ fn create(workdir: &Path, now_s: f64) -> Result<(PathBuf, File), TrainError> {
     }
 }
 
-/// Creates a summary of one value.
-fn single_value_summary(value: Summary_Value) -> Summary {
-    let mut summary = Summary::new();
-    summary.set_value(RepeatedField::from_vec(vec![value]));
-    summary
-}
-
-/// Creates a summary for the plugin `plugin` of TensorBoard.
-fn plugin_summary(plugin: &str, tag: &str, content: Vec<u8>, tensor: TensorProto) -> Summary {
-    let mut data = SummaryMetadata_PluginData::new();
-    data.set_plugin_name(plugin.into());
-    data.set_content(content);
-    let mut metadata = SummaryMetadata::new();
-    metadata.set_plugin_data(data);
-    let mut value = Summary_Value::new();
-    value.set_tag(tag.into());
-    value.set_metadata(metadata);
-    value.set_tensor(tensor);
-    single_value_summary(value)
+/// Creates a value for the plugin `plugin` of TensorBoard.
+fn plugin_value(plugin: &str, tag: String, content: Vec<u8>, tensor: Tensor) -> SummaryValue {
+    let plugin_data = Some(PluginData { plugin_name: plugin.into(), content });
+    let metadata = Some(SummaryMetadata { plugin_data });
+    SummaryValue { tag, metadata, tensor: Some(tensor), ..SummaryValue::default() }
 }
 
 /// Converts a value of a recipe: a number, a switch, or else text.
 fn hparam(value: &toml::Value) -> HparamValue {
-    let mut converted = HparamValue::new();
     match value {
-        toml::Value::Integer(n) => converted.set_number_value(*n as f64),
-        toml::Value::Float(x) => converted.set_number_value(*x),
-        toml::Value::Boolean(on) => converted.set_bool_value(*on),
-        toml::Value::String(text) => converted.set_string_value(text.clone()),
-        other => converted.set_string_value(other.to_string()),
+        toml::Value::Integer(n) => HparamValue { number_value: Some(*n as f64), ..HparamValue::default() },
+        toml::Value::Float(x) => HparamValue { number_value: Some(*x), ..HparamValue::default() },
+        toml::Value::Boolean(on) => HparamValue { bool_value: Some(*on), ..HparamValue::default() },
+        toml::Value::String(text) => {
+            HparamValue { string_value: Some(text.clone()), ..HparamValue::default() }
+        }
+        other => HparamValue { string_value: Some(other.to_string()), ..HparamValue::default() },
     }
-    converted
 }
 
 /// Reads width and height in pixels from the header of a PNG file.
@@ -193,7 +181,7 @@ mod tests {
             let mut rest = bytes.as_slice();
             while !rest.is_empty() {
                 let n_bytes = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
-                events.push(Event::parse_from_bytes(&rest[12..12 + n_bytes]).unwrap());
+                events.push(Event::decode(&rest[12..12 + n_bytes]).unwrap());
                 rest = &rest[16 + n_bytes..];
             }
         }
@@ -222,16 +210,29 @@ mod tests {
         }
         let events = read(folder.path());
         assert_eq!(events.len(), 10);
-        let values: Vec<&Summary_Value> = events
-            .iter()
-            .filter(|event| event.has_summary())
-            .map(|event| &event.get_summary().value[0])
-            .collect();
-        assert_eq!((values[0].get_tag(), values[0].get_simple_value()), ("train/loss", 0.5));
-        assert_eq!(values[1].get_tensor().string_val[0], b"    seed = 1");
-        assert_eq!((values[2].get_image().width, values[2].get_image().height), (258, 7));
-        let content = values[3].get_metadata().get_plugin_data().get_content();
-        let data = HParamsPluginData::parse_from_bytes(content).unwrap();
-        assert_eq!(data.get_session_start_info().hparams["optim.lr"].get_number_value(), 0.25);
+        let mut values: Vec<&SummaryValue> = Vec::new();
+        for event in &events {
+            values.extend(event.summary.iter().map(|summary| &summary.value[0]));
+        }
+        assert_eq!((values[0].tag.as_str(), values[0].simple_value), ("train/loss", Some(0.5)));
+        assert_eq!(values[1].tensor.as_ref().unwrap().string_val[0], b"    seed = 1");
+        let image = values[2].image.as_ref().unwrap();
+        assert_eq!((image.width, image.height), (258, 7));
+        let plugin = values[3].metadata.as_ref().unwrap().plugin_data.as_ref().unwrap();
+        let data = HparamsData::decode(plugin.content.as_slice()).unwrap();
+        assert_eq!(data.session_start_info.unwrap().hparams["optim.lr"].number_value, Some(0.25));
+    }
+
+    /// The expected record is the output of TensorBoard 2.21's own writer for this event.
+    #[test]
+    fn records_are_those_of_tensorboard() {
+        let expected: [u8; 41] = [
+            25, 0, 0, 0, 0, 0, 0, 0, 139, 241, 8, 40, 9, 0, 0, 0, 0, 0, 0, 248, 63, 16, 3, 42, 12, 10, 10,
+            10, 3, 97, 47, 98, 21, 0, 0, 0, 63, 68, 49, 168, 188,
+        ];
+        let value = SummaryValue { tag: "a/b".into(), simple_value: Some(0.5), ..SummaryValue::default() };
+        let summary = Some(Summary { value: vec![value] });
+        let event = Event { wall_time: 1.5, step: 3, summary, ..Event::default() };
+        assert_eq!(record(&event.encode_to_vec()), expected);
     }
 }

@@ -3,6 +3,7 @@
 mod clock;
 pub mod data;
 mod evaluated;
+mod event_message;
 pub mod events;
 pub mod fault;
 pub(crate) mod health;
