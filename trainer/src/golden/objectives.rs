@@ -12,13 +12,13 @@ use ranks::communicator::Communicator;
 use ranks::peers::Peers;
 
 use super::Golden;
-use crate::method::loss::cross_entropy::between_views;
+use crate::method::loss::cross_entropy::between_weighted_views;
 use crate::method::loss::koleo::{Neighbors, directions};
-use crate::method::loss::mean::batch_means;
 use crate::method::loss::nt_xent::Contrast;
-use crate::method::loss::rows::Rows;
 use crate::method::loss::sigreg::Sigreg;
-use crate::method::loss::sinkhorn::targets;
+use crate::method::prototypes::mean::batch_means;
+use crate::method::prototypes::sinkhorn::targets;
+use crate::method::prototypes::{PrototypeExchange, Rows};
 use crate::method::{BatchOutputs, Method, MethodConfig, MethodContext};
 use crate::schedule::RunLength;
 
@@ -74,14 +74,14 @@ fn cross_entropy_and_center_equal_pytorch() {
         .into_iter()
         .collect();
     let probabilities = softmax_rows(teacher.clone(), Some(golden.tensor("center")), 0.04);
-    let loss = between_views(&student, &probabilities, 0.1);
+    let loss = between_weighted_views(&student, &probabilities, 0.1, 1.0);
     assert!((loss.clone().into_scalar::<f32>() - golden.values("loss")[0]).abs() < TOLERANCE);
     let grads = loss.backward();
     golden.assert_tensor("grad_0", student[0].grad(&grads).unwrap(), TOLERANCE);
     golden.assert_tensor("grad_1", student[1].grad(&grads).unwrap(), TOLERANCE);
     let comm = Communicator::solo();
-    let peers = Peers::new(&comm, 1);
-    let [mean] = batch_means("center", [&Rows::new(vec![teacher], peers)], peers).unwrap();
+    let exchange = PrototypeExchange::new(Peers::new(&comm, 1), None);
+    let [mean] = batch_means("center", [&Rows::new(vec![teacher], 1)], exchange).unwrap();
     golden.assert_tensor("mean", mean, TOLERANCE);
 }
 
@@ -90,9 +90,9 @@ fn sinkhorn_equals_pytorch() {
     let golden = Golden::open("losses");
     let comm = Communicator::solo();
     let logits: Tensor<3> = golden.tensor("teacher");
-    let peers = Peers::new(&comm, 1);
-    let balanced = targets(&Rows::new(vec![logits], peers), 0.07, 3, peers).unwrap();
-    golden.assert_tensor("sinkhorn", balanced.batch(0).clone(), TOLERANCE);
+    let exchange = PrototypeExchange::new(Peers::new(&comm, 1), None);
+    let balanced = targets(&Rows::new(vec![logits], 1), 0.07, 3, exchange).unwrap();
+    golden.assert_tensor("sinkhorn", balanced.rows().batch(0).clone(), TOLERANCE);
 }
 
 /// Scales the vectors of `z`, `[B, V, D]`, to unit length.

@@ -17,6 +17,7 @@ pub(crate) mod loss;
 mod mocov3;
 pub(crate) mod network;
 mod prototype_group;
+pub(crate) mod prototypes;
 mod registry;
 mod self_distillation;
 mod simclr;

@@ -13,7 +13,6 @@ use networks::leaves::Leaves;
 use networks::unit::{Context, StatSets, Types};
 use ranks::EngineError;
 use ranks::prefetch::GatherQueue;
-use ranks::topology::Extent;
 
 use super::batch::{FeatureGrads, GroupGrads, Groups, MicroBatch};
 use super::net::PlacedHead;
@@ -55,10 +54,9 @@ pub(super) struct HeadPass<'a> {
 
 impl<'a> HeadPass<'a> {
     /// Applies the constraints of heads' units to their parameters, and returns the new values.
-    /// `part` is the number of this rank's part of the columns. This needs no collective: the
-    /// weights are gathered, and each rank writes its part of the new values back before the
-    /// update.
-    pub(super) fn constrain(&self, flats: &mut Flats, part: usize) -> Vec<Observation> {
+    /// This needs no collective: the weights are gathered, and each rank writes its part of the new
+    /// values back before the update.
+    pub(super) fn constrain(&self, flats: &mut Flats) -> Vec<Observation> {
         let mut observations = Vec::new();
         for (&unit, flat) in flats {
             let (computed, layout) = self.network.computed_unit(unit);
@@ -71,10 +69,8 @@ impl<'a> HeadPass<'a> {
                 // step.
                 let before = flat.clone().slice([range.clone()]).mul_scalar(1.0);
                 *flat = flat.clone().slice_assign([range], values.clone());
-                let first = match self.network.extent(unit) {
-                    Extent::Whole => 0,
-                    Extent::Columns => part * layout.params[position].spec.numel(),
-                };
+                let part = self.network.net.part(unit).map_or(0, |part| part.number);
+                let first = part * layout.params[position].spec.numel();
                 observations.push(Observation {
                     network: self.network.net.name,
                     unit,

@@ -91,7 +91,7 @@ impl<'a> Scoring<'a> {
         others: &mut Inferred,
         gathers: &mut GatherQueue<'_>,
     ) -> Result<LossResult, EngineError> {
-        let constrained = self.heads().constrain(&mut flats, self.columns.batch.group.part());
+        let constrained = self.heads().constrain(&mut flats);
         let mut observations = Vec::new();
         let heads = self.heads().forward_staged(batches, &flats, self.passes, gathers, &mut observations)?;
         let inputs = graph_inputs(batches, &heads);

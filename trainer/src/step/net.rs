@@ -36,6 +36,8 @@ pub(crate) struct Division {
     pub(crate) max_numel: Option<usize>,
     /// Number of parts of the columns of divided heads.
     pub(crate) n_column_parts: usize,
+    /// Number of the part that this rank computes.
+    pub(crate) column: usize,
 }
 
 /// A network.
@@ -70,6 +72,8 @@ pub(crate) struct ColumnPart {
     pub(crate) unit: Box<dyn Unit>,
     /// Layout of the part's buffer.
     pub(crate) layout: UnitLayout,
+    /// Number of the part.
+    pub(crate) number: usize,
 }
 
 /// A unit of a network, and the module that it belongs to.
@@ -247,7 +251,7 @@ impl Net {
                 // The plan was checked with the method's heads.
                 let unit = part.expect("a unit whose columns can be divided");
                 let layout = unit.layout(1);
-                parts.insert(last - 1, ColumnPart { unit, layout });
+                parts.insert(last - 1, ColumnPart { unit, layout, number: division.column });
             }
         }
         Self {
@@ -360,7 +364,7 @@ mod tests {
     fn nets(specs: Vec<NetworkSpec>) -> Nets {
         let model = ModelConfig::examples().remove(0);
         let input = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
-        Nets::new(specs, &model, input, Division { max_numel: None, n_column_parts: 1 })
+        Nets::new(specs, &model, input, Division { max_numel: None, n_column_parts: 1, column: 0 })
     }
 
     fn sgd() -> Optimizer {

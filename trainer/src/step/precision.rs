@@ -3,7 +3,6 @@
 use burn_tensor::DType;
 use networks::unit::Types;
 use ranks::communicator::Communicator;
-use ranks::topology::Extent;
 use ranks::wire::Wire;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -84,7 +83,7 @@ impl Precision {
     /// Returns whether products or transfers of `comm` read the shards of a rank in bf16, so that
     /// the update should write them in bf16 as well.
     pub fn rounds_with_update(self, comm: &Communicator) -> bool {
-        let is_whole = comm.topology().n_shards(Extent::Whole) == 1;
+        let is_whole = comm.topology().group_size == 1;
         let is_sent = self.gather == Wire::Bf16 && comm.supports_device_tensors();
         self.compute == Arithmetic::Bf16 && (is_whole || is_sent)
     }

@@ -82,11 +82,14 @@ impl Trainer {
         config: StepConfig,
         device: Device,
     ) -> Self {
-        let n_column_parts = comm.topology().column_group_size;
-        let division = Division { max_numel: config.max_unit_numel, n_column_parts };
+        let topology = comm.topology();
+        let division = Division {
+            max_numel: config.max_unit_numel,
+            n_column_parts: topology.column_group_size,
+            column: topology.column(),
+        };
         let nets = Nets::new(method.networks(), model, config.input.clone(), division);
         let state_device = if config.offload { Device::flex() } else { device.clone() };
-        let topology = comm.topology();
         let mut networks = Vec::with_capacity(nets.list.len());
         for net in &nets.list {
             let is_trained = net.update_rule == UpdateRule::Gradient;

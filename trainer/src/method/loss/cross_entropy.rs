@@ -12,13 +12,9 @@ use burn_tensor::Tensor;
 use kernels::ops::{Pairs, cross_entropy};
 
 /// Returns the loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`, `[1]`.
-/// The first `V_t` views of the first group are the views that the teacher saw.
-pub(crate) fn between_views(student: &[Tensor<3>], targets: &Tensor<3>, temperature: f64) -> Tensor<1> {
-    between_weighted_views(student, targets, temperature, 1.0)
-}
-
-/// Returns the loss of [`between_views`] with weight `other_weight` for pairs with views of other
-/// groups than the first. It is divided by the number of all pairs, without weights (DINOv3).
+/// The first `V_t` views of the first group are the views that the teacher saw. Pairs with views of
+/// other groups have the weight `other_weight`; the loss is divided by the number of all pairs,
+/// without weights (DINOv3).
 pub(crate) fn between_weighted_views(
     student: &[Tensor<3>],
     targets: &Tensor<3>,
@@ -44,18 +40,18 @@ pub(crate) fn between_weighted_views(
 }
 
 /// Pairs of the student's views of a group with those of the teacher.
-pub(super) struct GroupPairs {
-    pub(super) pairs: Pairs,
+pub(crate) struct GroupPairs {
+    pub(crate) pairs: Pairs,
     /// Number of pairs of an image.
-    pub(super) n: usize,
+    pub(crate) n: usize,
     /// Weight of a pair.
-    pub(super) weight: f64,
+    pub(crate) weight: f64,
 }
 
 impl GroupPairs {
     /// Returns the pairs of group `number`, which has `v` views. The first group contains the
     /// `n_teacher` views of the teacher, which are not paired with themselves.
-    pub(super) fn new(number: usize, v: usize, n_teacher: usize, other_weight: f64) -> Self {
+    pub(crate) fn new(number: usize, v: usize, n_teacher: usize, other_weight: f64) -> Self {
         if number == 0 {
             Self { pairs: Pairs::Others, n: v * n_teacher - n_teacher, weight: 1.0 }
         } else {
@@ -124,7 +120,8 @@ mod tests {
             expected += reference(&student, &teacher, &center_values, 0.1, 0.04) / b as f64;
         }
         let p = softmax_rows(teacher, Some(center), 0.04);
-        let loss = between_views(&[global.autodiff(), local.autodiff()], &p, 0.1).into_scalar::<f32>();
+        let student = [global.autodiff(), local.autodiff()];
+        let loss = between_weighted_views(&student, &p, 0.1, 1.0).into_scalar::<f32>();
         assert!((f64::from(loss) - expected).abs() < 1e-4 * expected, "{loss} {expected}");
     }
 }

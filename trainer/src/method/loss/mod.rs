@@ -6,14 +6,10 @@
 //! takes part. This needs no further communication: `Method::prepare` has given every rank what it
 //! needs of the others.
 
-pub(crate) mod columns;
 pub(crate) mod cross_entropy;
 pub(crate) mod gram;
 pub(crate) mod info_nce;
 pub(crate) mod koleo;
-pub(crate) mod mean;
 pub(crate) mod nt_xent;
 pub(crate) mod resample;
-pub(crate) mod rows;
 pub(crate) mod sigreg;
-pub(crate) mod sinkhorn;

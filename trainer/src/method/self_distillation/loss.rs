@@ -1,18 +1,15 @@
 //! The loss of a micro-batch, given the targets of the batch.
 
 use burn_tensor::Tensor;
-use kernels::ops::{Pairs, cross_entropy};
 use networks::features::{Features, HeadOutputs, Outputs};
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 
 use super::heads::HEAD;
-use super::targets::BatchTargets;
-use crate::method::loss::columns::{self, CompletedScores};
-use crate::method::loss::cross_entropy::between_weighted_views;
+use super::targets::Balanced;
 use crate::method::loss::gram::{gram_loss, resample_bicubic};
 use crate::method::loss::koleo::{Neighbors, view};
-use crate::method::loss::rows::Rows;
+use crate::method::prototypes::{CompletedScores, between_views, weighted_rows};
 use crate::method::{BatchLoss, MATCH_LOSS, MicroBatchLoss};
 
 /// Gauge of the mean entropy of the targets of views.
@@ -43,22 +40,20 @@ pub(super) struct Loss {
 
 /// Targets of the views.
 pub(super) struct ViewTargets {
-    pub(super) targets: BatchTargets,
-    /// Mean entropy and mean largest probability of the targets of each micro-batch, `[1]` each.
-    /// Where columns are divided, this rank's shares of them.
+    pub(super) balanced: Balanced,
+    /// Mean entropy and mean largest probability of the targets of each micro-batch, `[1]` each, or
+    /// this rank's shares of them.
     pub(super) sharpness: Vec<[Tensor<1>; 2]>,
 }
 
 impl ViewTargets {
-    /// Returns the gauges of the targets of micro-batch `number`. Each of `n_parts` ranks has a
-    /// share of them.
-    fn gauges(&self, number: usize, n_parts: usize) -> Vec<(&'static str, Tensor<1>)> {
+    /// Returns the gauges of the targets of micro-batch `number`, or this rank's shares of them.
+    fn gauges(&self, number: usize) -> Vec<(&'static str, Tensor<1>)> {
         let [entropy, max_prob] = self.sharpness[number].clone();
-        let prototypes_in_use = self.targets.prototypes_in_use().clone() / n_parts as f64;
         vec![
             (TARGET_ENTROPY, entropy),
             ("health/teacher_max_prob", max_prob),
-            ("health/prototypes_in_use", prototypes_in_use),
+            ("health/prototypes_in_use", self.balanced.prototypes_in_use.clone()),
         ]
     }
 }
@@ -85,42 +80,25 @@ pub(super) struct Cells {
     /// Name of the head that scores the cells.
     pub(super) head: &'static str,
     /// Targets, multiplied by the weights of cells in the mean over the cells of each view.
-    pub(super) targets: BatchTargets,
+    pub(super) balanced: Balanced,
     /// Mean entropy of the targets over the global batch, because a micro-batch may have no masked
-    /// cell, `[1]`. Where columns are divided, this rank's share of it.
+    /// cell, `[1]`, or this rank's share of it.
     pub(super) entropy: Tensor<1>,
     /// Weight of the cells' part of the loss.
     pub(super) weight: f64,
 }
 
 impl Cells {
-    /// Returns the loss of micro-batch `number` for targets over all prototypes, `[1]`: the mean
-    /// over all views of the mean over a view's masked cells; `None` for a micro-batch without
-    /// masked cells.
-    fn loss(
-        &self,
-        targets: &Rows,
-        number: usize,
-        student: &HeadOutputs,
-        temperature: f64,
-    ) -> Option<Tensor<1>> {
-        let targets = targets.get(number)?;
-        let scores = student.on_masked(self.head, 0)?;
-        let n_views = student.masked(0).cells.len();
-        Some(cross_entropy(scores, targets.clone(), Pairs::All, temperature) / n_views as f64)
-    }
-
     /// Adds the loss of the masked cells of a micro-batch, if it has any, and its gauges to
-    /// `total`. Each of `n_parts` ranks has a share of the gauges.
-    fn add_to(&self, total: &mut MicroBatchLoss, cell_loss: Option<Tensor<1>>, n_parts: usize) {
+    /// `total`.
+    fn add_to(&self, total: &mut MicroBatchLoss, cell_loss: Option<Tensor<1>>) {
         let value = match &cell_loss {
             Some(cell_loss) => cell_loss.clone().inner(),
             None => self.entropy.zeros_like(),
         };
-        let prototypes_in_use = self.targets.prototypes_in_use().clone() / n_parts as f64;
         total.gauges.push(("train/patch_loss", value));
         total.gauges.push((PATCH_TARGET_ENTROPY, self.entropy.clone()));
-        total.gauges.push(("health/patch_prototypes_in_use", prototypes_in_use));
+        total.gauges.push(("health/patch_prototypes_in_use", self.balanced.prototypes_in_use.clone()));
         if let Some(cell_loss) = cell_loss {
             total.loss = total.loss.clone() + cell_loss * self.weight;
         }
@@ -133,28 +111,34 @@ impl Loss {
         self.cells.is_some() || !self.neighbors.is_empty() || self.has_gram
     }
 
-    /// Adds gauges to the views' part of the loss of micro-batch `number`. Each of `n_parts` ranks
-    /// has a share of the gauges.
-    fn with_view_gauges(&self, loss: Tensor<1>, number: usize, n_parts: usize) -> MicroBatchLoss {
-        let mut gauges = self.views.gauges(number, n_parts);
+    /// Returns the student's scores of the views of each size, and then those of masked cells if
+    /// there are any.
+    fn scores(&self, heads: &HeadOutputs) -> Vec<Tensor<3>> {
+        let mut scores = heads.on_all_views(HEAD);
+        if let Some(cells) = &self.cells {
+            scores.extend(heads.on_masked(cells.head, 0));
+        }
+        scores
+    }
+
+    /// Returns the part of the loss of micro-batch `number` that depends on [`Loss::scores`] of
+    /// `heads`, or this rank's share of it. The part of the cells is the mean over all views of the
+    /// mean over a view's masked cells.
+    fn score_loss(&self, number: usize, heads: &HeadOutputs, scores: &[CompletedScores]) -> MicroBatchLoss {
+        let n_sizes = heads.by_name[HEAD].len();
+        let targets = &self.views.balanced.targets;
+        let loss = between_views(&scores[..n_sizes], targets, number, self.student_temp, self.local_weight);
+        let mut gauges = self.views.gauges(number);
         if self.has_other_parts() {
             gauges.push((MATCH_LOSS, loss.clone().inner()));
         }
-        MicroBatchLoss { loss, gauges }
-    }
-
-    /// Returns the part of the loss of micro-batch `number` that depends on heads, if they are not
-    /// divided.
-    fn head_loss(&self, targets: &Rows, number: usize, student: &HeadOutputs) -> MicroBatchLoss {
-        let scores = student.on_all_views(HEAD);
-        let targets = targets.batch(number);
-        let loss = between_weighted_views(&scores, targets, self.student_temp, self.local_weight);
-        let mut total = self.with_view_gauges(loss, number, 1);
-        if let Some(cells) = &self.cells
-            && let BatchTargets::Full(balanced) = &cells.targets
-        {
-            let cell_loss = cells.loss(&balanced.targets, number, student, self.student_temp);
-            cells.add_to(&mut total, cell_loss, 1);
+        let mut total = MicroBatchLoss { loss, gauges };
+        if let Some(cells) = &self.cells {
+            let n_views = heads.masked(0).cells.len();
+            let cell_loss = scores.get(n_sizes).map(|scores| {
+                weighted_rows(scores, &cells.balanced.targets, number, self.student_temp) / n_views as f64
+            });
+            cells.add_to(&mut total, cell_loss);
         }
         total
     }
@@ -167,44 +151,19 @@ impl BatchLoss for Loss {
         scores: &HeadOutputs,
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
-        let BatchTargets::Columns(views) = &self.views.targets else {
-            // The step only calls this method where heads are divided, and then `prepare` has
-            // computed targets of columns.
-            unreachable!("targets of columns where heads are divided");
-        };
-        let temperature = self.student_temp;
-        let mut all_scores: Vec<Tensor<3>> = scores.on_all_views(HEAD);
-        let n_sizes = all_scores.len();
-        if let Some(cells) = &self.cells {
-            all_scores.extend(scores.on_masked(cells.head, 0));
-        }
         // Scores of views and cells are completed with one exchange.
-        let completed = CompletedScores::complete(&all_scores, temperature, group)?;
-        let (view_scores, cell_scores) = completed.split_at(n_sizes);
-        let loss =
-            columns::between_views(view_scores, &views.targets, number, temperature, self.local_weight);
-        let mut total = self.with_view_gauges(loss, number, group.n_parts());
-        if let Some(cells) = &self.cells
-            && let BatchTargets::Columns(balanced) = &cells.targets
-        {
-            let masked = scores.masked(0);
-            let weights = masked.weights();
-            let cell_loss = cell_scores.first().map(|cell_scores| {
-                columns::weighted_rows(cell_scores, &balanced.targets, number, &weights, temperature)
-                    / masked.cells.len() as f64
-            });
-            cells.add_to(&mut total, cell_loss, group.n_parts());
-        }
-        Ok(total)
+        let completed = CompletedScores::complete(self.scores(scores), self.student_temp, group)?;
+        Ok(self.score_loss(number, scores, &completed))
     }
 
     fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
         let globals = student.pooled(0);
-        let MicroBatchLoss { mut loss, mut gauges } = match &self.views.targets {
-            BatchTargets::Columns(_) => {
-                MicroBatchLoss { loss: globals.clone().sum() * 0.0, gauges: Vec::new() }
-            }
-            BatchTargets::Full(views) => self.head_loss(&views.targets, number, &student.heads),
+        let MicroBatchLoss { mut loss, mut gauges } = if self.views.balanced.targets.is_divided() {
+            // The step adds what depends on scores, by `column_loss`.
+            MicroBatchLoss { loss: globals.clone().sum() * 0.0, gauges: Vec::new() }
+        } else {
+            let scores = CompletedScores::whole(self.scores(&student.heads));
+            self.score_loss(number, &student.heads, &scores)
         };
         let mut koleo: Option<Tensor<1>> = None;
         for (i, neighbors) in self.neighbors.iter().enumerate() {
@@ -223,16 +182,16 @@ impl BatchLoss for Loss {
             gauges.push(("train/gram_loss", gram.clone().inner()));
             loss = loss + gram * anchors.weight;
         } else if self.has_gram {
-            gauges.push(("train/gram_loss", self.views.targets.prototypes_in_use().zeros_like()));
+            gauges.push(("train/gram_loss", self.views.balanced.prototypes_in_use.zeros_like()));
         }
         MicroBatchLoss { loss, gauges }
     }
 
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {
         let mut means = Vec::new();
-        means.extend(self.views.targets.mean());
+        means.extend(self.views.balanced.mean.clone());
         if let Some(cells) = &self.cells {
-            means.extend(cells.targets.mean());
+            means.extend(cells.balanced.mean.clone());
         }
         means
     }

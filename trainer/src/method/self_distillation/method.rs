@@ -1,7 +1,7 @@
 //! The method: networks, targets and loss of self-distillation over prototypes.
 
 use augment::MultiCrop;
-use kernels::ops::sharpness;
+use networks::features::HeadOutputs;
 use networks::head::{Head, Reads};
 use networks::mask::MaskRule;
 use ranks::EngineError;
@@ -15,12 +15,11 @@ use super::settings::{
     GramAnchor, GramWeights, Teacher, check_bounds, check_koleo, check_masks, check_student_temp,
     check_views, repeats_first,
 };
-use super::targets::{BatchTargets, Targets};
-use crate::method::loss::columns;
+use super::targets::Targets;
 use crate::method::loss::koleo::{self, neighbors_by_view};
-use crate::method::loss::rows::Rows;
 use crate::method::network::{Backbone, NetworkSpec, SeenViews, UpdateRule};
 use crate::method::prototype_group::check_prototype_group;
+use crate::method::prototypes::{PrototypeExchange, Rows};
 use crate::method::{BatchLoss, BatchOutputs, Collective, Gauges, Method, MethodContext, TargetDistribution};
 use crate::schedule::Schedule;
 
@@ -269,30 +268,22 @@ fn dividable_head(name: &'static str, reads: Reads, sizes: &HeadSizes, width: us
 }
 
 impl SelfDistillation {
-    /// Computes the targets of the views.
+    /// Computes the targets of the views. `scored` are the outputs of the teacher's heads for the
+    /// micro-batches that this rank scores.
     ///
     /// # Errors
     /// [`EngineError`].
     fn view_targets(
         &self,
-        batch: &BatchOutputs<'_>,
+        scored: &[&HeadOutputs],
         step: u64,
-        peers: Peers<'_>,
+        exchange: PrototypeExchange<'_>,
     ) -> Result<ViewTargets, EngineError> {
-        if let Some(columns) = &batch.columns {
-            let scores: Vec<_> =
-                columns.network_outputs(TEACHER).iter().map(|outputs| outputs.on_views(HEAD, 0)).collect();
-            let [b, v, _] = scores[0].dims();
-            let rows = Rows::with_total(scores, b * v * peers.n_micro_batches());
-            let balanced = self.targets.balance_columns("views", &rows, step, peers, columns.group)?;
-            let sharpness = columns::sharpness(&balanced.targets, columns.group)?;
-            return Ok(ViewTargets { targets: BatchTargets::Columns(balanced), sharpness });
-        }
-        let scores =
-            batch.network_outputs(TEACHER).iter().map(|outputs| outputs.heads.on_views(HEAD, 0)).collect();
-        let balanced = self.targets.balance("views", &Rows::new(scores, peers), step, peers)?;
-        let sharpness = balanced.targets.by_batch().flatten().map(sharpness).collect();
-        Ok(ViewTargets { targets: BatchTargets::Full(balanced), sharpness })
+        let scores = scored.iter().map(|outputs| outputs.on_views(HEAD, 0)).collect();
+        let scores = Rows::new(scores, exchange.n_micro_batches());
+        let balanced = self.targets.balance("views", &scores, step, exchange)?;
+        let sharpness = balanced.targets.sharpness(exchange)?;
+        Ok(ViewTargets { balanced, sharpness })
     }
 }
 
@@ -347,15 +338,16 @@ impl Method for SelfDistillation {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let teacher = batch.network_outputs(TEACHER);
-        let views = self.view_targets(batch, step, peers)?;
+        let exchange = PrototypeExchange::new(peers, batch.columns);
+        let scored = exchange.outputs(batch, TEACHER);
+        let views = self.view_targets(&scored, step, exchange)?;
         let neighbors = match self.koleo_weight {
             0.0 => Vec::new(),
             _ => neighbors_by_view(batch.trained, self.koleo_group, peers)?,
         };
         let positions = peers.positions(teacher[0].n_images());
-        let columns = batch.columns.as_ref().map(|columns| (columns.group, columns.network_outputs(TEACHER)));
-        let cells =
-            self.patches.as_ref().map(|patches| patches.cells(teacher, columns, step, peers)).transpose()?;
+        let patches = self.patches.as_ref();
+        let cells = patches.map(|patches| patches.cells(teacher, &scored, step, exchange)).transpose()?;
         let weights = self.gram_weights(step);
         let anchors = self.gram.filter(|gram| step >= gram.from_step).map(|_| Anchors {
             features: batch

@@ -6,18 +6,13 @@
 //! ```
 
 use burn_tensor::{Device, Tensor, TensorData};
-use kernels::ops::softmax_rows;
 use ranks::EngineError;
-use ranks::column_group::ColumnGroup;
-use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::method::Collective;
-use crate::method::loss::columns::{self, ColumnTargets};
-use crate::method::loss::mean::{self, batch_means, prototypes_in_use};
-use crate::method::loss::rows::Rows;
-use crate::method::loss::sinkhorn;
+use crate::method::prototypes::mean::{self, batch_means, prototypes_in_use};
+use crate::method::prototypes::{PrototypeExchange, PrototypeTargets, Rows, sinkhorn};
 use crate::schedule::Ramp;
 
 /// Number of iterations of [`Centering::Sinkhorn`], as in SwAV and DINOv2.
@@ -51,39 +46,15 @@ pub(super) struct Targets {
     pub(super) center: Vec<f32>,
 }
 
-/// Targets of a batch.
-pub(super) enum BatchTargets {
-    /// Targets over all prototypes, by micro-batch of this rank.
-    Full(Balanced<Rows>),
-    /// Targets of this rank's columns, by micro-batch of the column group.
-    Columns(Balanced<ColumnTargets>),
-}
-
-/// Balanced targets, with statistics over the global batch.
-pub(super) struct Balanced<T> {
-    pub(super) targets: T,
+/// Balanced targets of a batch, with statistics over the global batch.
+pub(super) struct Balanced {
+    pub(super) targets: PrototypeTargets,
     /// Mean of the teacher's scores `[K]`, with the name of the center; `None` without a center,
     /// and for a batch without rows.
     pub(super) mean: Option<(&'static str, Tensor<1>)>,
-    /// Effective number of prototypes in use in the global batch, `[1]`.
+    /// Effective number of prototypes in use in the global batch, `[1]`, or this rank's share of
+    /// it.
     pub(super) prototypes_in_use: Tensor<1>,
-}
-
-impl BatchTargets {
-    /// Effective number of prototypes in use in the global batch, `[1]`.
-    pub(super) fn prototypes_in_use(&self) -> &Tensor<1> {
-        match self {
-            Self::Full(Balanced { prototypes_in_use, .. })
-            | Self::Columns(Balanced { prototypes_in_use, .. }) => prototypes_in_use,
-        }
-    }
-
-    /// Mean of the teacher's scores, with the name of the center, if there is one.
-    pub(super) fn mean(&self) -> Option<(&'static str, Tensor<1>)> {
-        match self {
-            Self::Full(Balanced { mean, .. }) | Self::Columns(Balanced { mean, .. }) => mean.clone(),
-        }
-    }
 }
 
 impl Targets {
@@ -96,22 +67,23 @@ impl Targets {
         what: &str,
         scores: &Rows,
         step: u64,
-        peers: Peers<'_>,
-    ) -> Result<Balanced<Rows>, EngineError> {
+        exchange: PrototypeExchange<'_>,
+    ) -> Result<Balanced, EngineError> {
         let temperature = self.temperature.at(step);
         match self.centering {
             Centering::Mean => {
                 let center = self.center_tensor(scores.device());
-                let targets =
-                    scores.map(|scores| softmax_rows(scores.clone(), Some(center.clone()), temperature));
-                let [mean, mean_target] = batch_means(what, [scores, &targets], peers)?;
+                let targets = PrototypeTargets::softmax(scores, center, temperature, exchange)?;
+                let [mean, mean_target] = batch_means(what, [scores, targets.rows()], exchange)?;
                 let mean = (scores.n() > 0).then_some((self.name, mean));
-                Ok(Balanced { targets, mean, prototypes_in_use: prototypes_in_use(mean_target) })
+                let prototypes_in_use = exchange.share(prototypes_in_use(mean_target));
+                Ok(Balanced { targets, mean, prototypes_in_use })
             }
             Centering::Sinkhorn => {
-                let targets = sinkhorn::targets(scores, temperature, SINKHORN_ITERATIONS, peers)?;
-                let [mean_target] = batch_means(what, [&targets], peers)?;
-                Ok(Balanced { targets, mean: None, prototypes_in_use: prototypes_in_use(mean_target) })
+                let targets = sinkhorn::targets(scores, temperature, SINKHORN_ITERATIONS, exchange)?;
+                let [mean_target] = batch_means(what, [targets.rows()], exchange)?;
+                let prototypes_in_use = exchange.share(prototypes_in_use(mean_target));
+                Ok(Balanced { targets, mean: None, prototypes_in_use })
             }
         }
     }
@@ -125,39 +97,6 @@ impl Targets {
                 let mut collectives = sinkhorn::collectives(k, SINKHORN_ITERATIONS);
                 collectives.push(mean::collective(1, k));
                 collectives
-            }
-        }
-    }
-
-    /// Computes the targets for `scores`, this rank's columns by micro-batch of the group. `what`
-    /// is their name in messages.
-    ///
-    /// # Errors
-    /// [`EngineError`].
-    pub(super) fn balance_columns(
-        &self,
-        what: &str,
-        scores: &Rows,
-        step: u64,
-        peers: Peers<'_>,
-        group: ColumnGroup<'_>,
-    ) -> Result<Balanced<ColumnTargets>, EngineError> {
-        let temperature = self.temperature.at(step);
-        let k = scores.n_prototypes();
-        match self.centering {
-            Centering::Mean => {
-                let center = self.center_tensor(scores.device()).narrow(0, group.part() * k, k);
-                let targets = columns::softmax(scores, center, temperature, group)?;
-                let [mean, mean_target] = columns::batch_means(what, [scores, &targets.rows], group)?;
-                let mean = (scores.n() > 0).then_some((self.name, mean));
-                Ok(Balanced { targets, mean, prototypes_in_use: prototypes_in_use(mean_target) })
-            }
-            Centering::Sinkhorn => {
-                let n_prototypes = self.center.len();
-                let iterations = SINKHORN_ITERATIONS;
-                let targets = columns::sinkhorn(scores, n_prototypes, temperature, iterations, peers, group)?;
-                let [mean_target] = columns::batch_means(what, [&targets.rows], group)?;
-                Ok(Balanced { targets, mean: None, prototypes_in_use: prototypes_in_use(mean_target) })
             }
         }
     }

@@ -1,14 +1,11 @@
 //! The loss of a micro-batch, given the assignments of the batch.
 
 use burn_tensor::Tensor;
-use kernels::ops::sharpness;
 use networks::features::{HeadOutputs, Outputs};
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 
-use crate::method::loss::columns::{self, ColumnTargets, CompletedScores};
-use crate::method::loss::cross_entropy::between_views;
-use crate::method::loss::rows::Rows;
+use crate::method::prototypes::{CompletedScores, PrototypeTargets, between_views};
 use crate::method::{BatchLoss, MicroBatchLoss};
 
 /// Gauge of the mean entropy of the targets.
@@ -23,36 +20,27 @@ pub(super) const QUEUE: &str = "queue";
 /// SwAV's loss of a batch.
 pub(super) struct SwavLoss {
     /// Assignments of the views.
-    pub(super) assignments: Assignments,
+    pub(super) assignments: PrototypeTargets,
+    /// Mean entropy and mean largest probability of the assignments of each micro-batch, `[1]`
+    /// each, or this rank's shares of them.
+    pub(super) sharpness: Vec<[Tensor<1>; 2]>,
     /// ẑ of the assigned views of the global batch, if they enter the queue.
     pub(super) queue_rows: Option<Tensor<1>>,
-    /// Effective number of prototypes in use in the global batch, `[1]`.
+    /// Effective number of prototypes in use in the global batch, `[1]`, or this rank's share of
+    /// it.
     pub(super) prototypes_in_use: Tensor<1>,
     pub(super) temperature: f64,
 }
 
-/// Assignments of the views of a batch.
-pub(super) enum Assignments {
-    /// Assignments to all prototypes.
-    Full(Rows),
-    /// Assignments to this rank's prototypes, and this rank's shares of their sharpness by
-    /// micro-batch of the group.
-    Columns(ColumnTargets, Vec<[Tensor<1>; 2]>),
-}
-
 impl SwavLoss {
-    /// Adds gauges to the loss of a micro-batch: mean entropy and mean largest probability of its
-    /// targets, and the effective number of prototypes in use.
-    fn with_gauges(
-        loss: Tensor<1>,
-        entropy: Tensor<1>,
-        max_prob: Tensor<1>,
-        in_use: Tensor<1>,
-    ) -> MicroBatchLoss {
+    /// Returns the loss of micro-batch `number` and its gauges, or this rank's shares of them.
+    fn score_loss(&self, number: usize, scores: &[CompletedScores]) -> MicroBatchLoss {
+        let loss = between_views(scores, &self.assignments, number, self.temperature, 1.0);
+        let [entropy, max_prob] = self.sharpness[number].clone();
         let gauges = vec![
             (TARGET_ENTROPY, entropy),
             ("health/target_max_prob", max_prob),
-            ("health/prototypes_in_use", in_use),
+            ("health/prototypes_in_use", self.prototypes_in_use.clone()),
         ];
         MicroBatchLoss { loss, gauges }
     }
@@ -60,18 +48,11 @@ impl SwavLoss {
 
 impl BatchLoss for SwavLoss {
     fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
-        match &self.assignments {
-            Assignments::Full(targets) => {
-                let targets = targets.batch(number);
-                let loss = between_views(&student.heads.on_all_views(SCORES), targets, self.temperature);
-                let [entropy, max_prob] = sharpness(targets);
-                Self::with_gauges(loss, entropy, max_prob, self.prototypes_in_use.clone())
-            }
+        if self.assignments.is_divided() {
             // The whole loss depends on divided heads.
-            Assignments::Columns(..) => {
-                MicroBatchLoss { loss: student.pooled(0).sum() * 0.0, gauges: Vec::new() }
-            }
+            return MicroBatchLoss { loss: student.pooled(0).sum() * 0.0, gauges: Vec::new() };
         }
+        self.score_loss(number, &CompletedScores::whole(student.heads.on_all_views(SCORES)))
     }
 
     fn column_loss(
@@ -80,16 +61,8 @@ impl BatchLoss for SwavLoss {
         scores: &HeadOutputs,
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
-        let Assignments::Columns(targets, sharpness) = &self.assignments else {
-            // The step only calls this method where heads are divided, and then `prepare` has
-            // computed assignments of columns.
-            unreachable!("assignments of columns where heads are divided");
-        };
-        let completed = CompletedScores::complete(&scores.on_all_views(SCORES), self.temperature, group)?;
-        let loss = columns::between_views(&completed, targets, number, self.temperature, 1.0);
-        let in_use = self.prototypes_in_use.clone() / group.n_parts() as f64;
-        let [entropy, max_prob] = sharpness[number].clone();
-        Ok(Self::with_gauges(loss, entropy, max_prob, in_use))
+        let completed = CompletedScores::complete(scores.on_all_views(SCORES), self.temperature, group)?;
+        Ok(self.score_loss(number, &completed))
     }
 
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {

@@ -11,15 +11,12 @@ use ranks::EngineError;
 use ranks::peers::Peers;
 
 use super::config::Config;
-use super::loss::{Assignments, QUEUE, SCORES, SwavLoss, TARGET_ENTROPY};
-use crate::method::loss::columns::{self, ColumnTargets};
-use crate::method::loss::mean::{self, batch_means};
-use crate::method::loss::rows::Rows;
-use crate::method::loss::sinkhorn;
+use super::loss::{QUEUE, SCORES, SwavLoss, TARGET_ENTROPY};
 use crate::method::network::NetworkSpec;
+use crate::method::prototypes::mean::{self, batch_means};
+use crate::method::prototypes::{PrototypeExchange, PrototypeTargets, Rows, sinkhorn};
 use crate::method::{
-    BatchLoss, BatchOutputs, Collective, ColumnOutputs, Method, MethodContext, MethodRecipe,
-    TargetDistribution,
+    BatchLoss, BatchOutputs, Collective, Method, MethodContext, MethodRecipe, TargetDistribution,
 };
 #[cfg(test)]
 use crate::schedule::Duration;
@@ -145,73 +142,30 @@ impl Swav {
         if self.has_full_queue() { n_images + self.config.queue } else { n_images }
     }
 
-    /// Computes this rank's columns of the assignments of the views, by micro-batch of the group.
-    fn assign_columns(
+    /// Computes the assignments of the views, by micro-batch that this rank scores.
+    fn assign(
         &self,
         batch: &BatchOutputs<'_>,
-        columns: ColumnOutputs<'_>,
-        peers: Peers<'_>,
-    ) -> Result<ColumnTargets, EngineError> {
-        let group = columns.group;
-        let scores: Vec<Tensor<3>> =
-            columns.trained.iter().map(|outputs| outputs.on_views(SCORES, 0)).collect();
-        let [b, v, k] = scores[0].dims();
-        let device = scores[0].device();
-        let n = group.n_micro_batches();
-        let all: Vec<Tensor<3>> = scores
-            .iter()
-            .enumerate()
-            .map(|(t, scores)| self.append_queue(batch, scores, group.number(t), n))
-            .collect();
-        let n_rows = self.n_rows(b * n);
-        let Config { prototypes, epsilon, sinkhorn_iterations, .. } = self.config;
-        let mut by_view: Vec<ColumnTargets> = Vec::with_capacity(v);
-        for view in 0..v {
-            let logits = all.iter().map(|scores| scores.clone().narrow(1, view, 1)).collect();
-            let logits = Rows::with_total(logits, n_rows);
-            let targets = columns::sinkhorn(&logits, prototypes, epsilon, sinkhorn_iterations, peers, group)?;
-            by_view.push(targets);
-        }
-        let mut rows = Vec::with_capacity(group.n_group());
-        let mut others = Vec::with_capacity(group.n_group());
-        for t in 0..group.n_group() {
-            let views = by_view.iter().map(|targets| targets.rows.batch(t).clone().slice(0..b)).collect();
-            rows.push(Some(Tensor::cat(views, 1)));
-            let mut sums = Vec::with_capacity(b * v);
-            for i in 0..b {
-                sums.extend(by_view.iter().map(|targets| targets.others[t][i]));
-            }
-            others.push(sums);
-        }
-        Ok(ColumnTargets { rows: Rows::from_ragged(rows, b * v * n, k, device), others })
-    }
-
-    /// Computes the assignments of the views.
-    fn assign(&self, batch: &BatchOutputs<'_>, peers: Peers<'_>) -> Result<Rows, EngineError> {
-        let scores: Vec<Tensor<3>> =
-            batch.trained.iter().map(|outputs| outputs.heads.on_views(SCORES, 0)).collect();
+        exchange: PrototypeExchange<'_>,
+    ) -> Result<PrototypeTargets, EngineError> {
+        let outputs = exchange.trained_outputs(batch);
+        let scores: Vec<Tensor<3>> = outputs.iter().map(|outputs| outputs.on_views(SCORES, 0)).collect();
         let [b, v, _] = scores[0].dims();
-        let n = peers.n_micro_batches();
-        // The position of its first image is the number of a micro-batch in the global batch.
+        let n = exchange.n_micro_batches();
         let all: Vec<Tensor<3>> = scores
             .iter()
             .enumerate()
-            .map(|(i, scores)| self.append_queue(batch, scores, peers.position(i, 0), n))
+            .map(|(i, scores)| self.append_queue(batch, scores, exchange.number(i), n))
             .collect();
         let n_rows = self.n_rows(b * n);
         let Config { epsilon, sinkhorn_iterations, .. } = self.config;
-        let mut by_view: Vec<Rows> = Vec::with_capacity(v);
+        let mut by_view = Vec::with_capacity(v);
         for view in 0..v {
             let logits = all.iter().map(|scores| scores.clone().narrow(1, view, 1)).collect();
             let logits = Rows::with_total(logits, n_rows);
-            by_view.push(sinkhorn::targets(&logits, epsilon, sinkhorn_iterations, peers)?);
+            by_view.push(sinkhorn::targets(&logits, epsilon, sinkhorn_iterations, exchange)?);
         }
-        let mut assignments = Vec::with_capacity(scores.len());
-        for number in 0..scores.len() {
-            let views = by_view.iter().map(|targets| targets.batch(number).clone().slice(0..b)).collect();
-            assignments.push(Tensor::cat(views, 1));
-        }
-        Ok(Rows::new(assignments, peers))
+        Ok(PrototypeTargets::join_views(&by_view, b, n))
     }
 
     /// Gathers ẑ of the assigned views of the global batch, if they enter the queue.
@@ -277,20 +231,13 @@ impl Method for Swav {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError> {
         let queue_rows = self.gather_queue_rows(batch, step, peers)?;
+        let exchange = PrototypeExchange::new(peers, batch.columns);
+        let assignments = self.assign(batch, exchange)?;
+        let [mean_target] = batch_means("prototypes in use", [assignments.rows()], exchange)?;
+        let sharpness = assignments.sharpness(exchange)?;
+        let prototypes_in_use = exchange.share(mean::prototypes_in_use(mean_target));
         let temperature = self.config.temperature;
-        if let Some(columns) = batch.columns {
-            let targets = self.assign_columns(batch, columns, peers)?;
-            let [mean_target] = columns::batch_means("prototypes in use", [&targets.rows], columns.group)?;
-            let sharpness = columns::sharpness(&targets, columns.group)?;
-            let assignments = Assignments::Columns(targets, sharpness);
-            let prototypes_in_use = mean::prototypes_in_use(mean_target);
-            return Ok(Box::new(SwavLoss { assignments, queue_rows, prototypes_in_use, temperature }));
-        }
-        let targets = self.assign(batch, peers)?;
-        let [mean_target] = batch_means("prototypes in use", [&targets], peers)?;
-        let assignments = Assignments::Full(targets);
-        let prototypes_in_use = mean::prototypes_in_use(mean_target);
-        Ok(Box::new(SwavLoss { assignments, queue_rows, prototypes_in_use, temperature }))
+        Ok(Box::new(SwavLoss { assignments, sharpness, queue_rows, prototypes_in_use, temperature }))
     }
 
     fn collectives(&self) -> Vec<Collective> {

@@ -7,32 +7,31 @@
 //! ```
 
 use burn_tensor::Tensor;
-use kernels::ops::{column_sums, total};
+use kernels::ops::total;
 use ranks::EngineError;
-use ranks::peers::Peers;
 
+use super::exchange::PrototypeExchange;
 use super::rows::Rows;
 use crate::method::Collective;
 
-/// Computes the means of each kind of rows over the global batch, `[K]` each, with one sum over
-/// ranks. All kinds have the same number of rows.
+/// Computes the means of each kind of rows over the global batch, `[K]` each for all prototypes,
+/// with one sum over ranks. All kinds have the same number of rows.
 ///
 /// # Errors
 /// [`EngineError`].
 pub(crate) fn batch_means<const N: usize>(
     what: &str,
     rows: [&Rows; N],
-    peers: Peers<'_>,
+    exchange: PrototypeExchange<'_>,
 ) -> Result<[Tensor<1>; N], EngineError> {
-    let k = rows[0].n_prototypes();
     let n = rows[0].n().max(1);
-    let sums = rows.map(|rows| rows.reduce(k, 0.0, column_sums));
+    let sums = rows.map(Rows::column_sums);
     let mut joined: Vec<Tensor<1>> = Vec::with_capacity(sums[0].len());
     for number in 0..sums[0].len() {
         joined.push(Tensor::cat(sums.iter().map(|sums| sums[number].clone()).collect(), 0));
     }
-    let means = peers.sum(what, &joined)? / n as f64;
-    Ok(std::array::from_fn(|i| means.clone().slice(i * k..(i + 1) * k)))
+    let means = exchange.sum(what, &joined)? / n as f64;
+    exchange.all_columns(what, means)
 }
 
 /// Returns the collective of [`batch_means`] of `n` kinds of rows over `n_prototypes`.

@@ -2,11 +2,9 @@
 //! number varies between micro-batches.
 
 use burn_tensor::{Device, Tensor};
-use kernels::ops::sharpness;
-use ranks::EngineError;
-use ranks::peers::Peers;
+use kernels::ops::column_sums;
 
-/// Rows `[B, V, K]` by micro-batch of this rank.
+/// Rows `[B, V, K]` of the micro-batches that a rank scores. Targets may have one more column.
 #[derive(Debug, Clone)]
 pub(crate) struct Rows {
     by_batch: Vec<Option<Tensor<3>>>,
@@ -17,10 +15,10 @@ pub(crate) struct Rows {
 
 impl Rows {
     /// Creates rows from micro-batches that have the same number of rows on all ranks, `[B, V, K]`
-    /// each. Each rank has at least one micro-batch.
-    pub(crate) fn new(by_batch: Vec<Tensor<3>>, peers: Peers<'_>) -> Self {
+    /// each, where the global batch has `n_micro_batches`. Each rank has at least one micro-batch.
+    pub(crate) fn new(by_batch: Vec<Tensor<3>>, n_micro_batches: usize) -> Self {
         let [b, v, _] = by_batch[0].dims();
-        Self::with_total(by_batch, b * v * peers.n_micro_batches())
+        Self::with_total(by_batch, b * v * n_micro_batches)
     }
 
     /// Creates rows from micro-batches, `[B, V, K]` each, where the global batch has `n` rows. Each
@@ -42,22 +40,6 @@ impl Rows {
         Self { by_batch, n, n_prototypes, device }
     }
 
-    /// Creates rows as [`Rows::from_ragged`] does. The number of rows of the global batch is summed
-    /// over ranks.
-    ///
-    /// # Errors
-    /// [`EngineError`].
-    pub(crate) fn from_ragged_counted(
-        by_batch: Vec<Option<Tensor<3>>>,
-        n_prototypes: usize,
-        device: Device,
-        peers: Peers<'_>,
-    ) -> Result<Self, EngineError> {
-        let n_local = by_batch.iter().flatten().map(|rows| rows.dims()[0]).sum();
-        let n = peers.count("rows", n_local)?;
-        Ok(Self::from_ragged(by_batch, n, n_prototypes, device))
-    }
-
     /// Rows of micro-batch `number`, if it has any.
     pub(crate) fn get(&self, number: usize) -> Option<&Tensor<3>> {
         self.by_batch[number].as_ref()
@@ -76,7 +58,7 @@ impl Rows {
         self.n
     }
 
-    /// Number of prototypes, K.
+    /// Number of prototypes that the rank scores, K.
     pub(crate) fn n_prototypes(&self) -> usize {
         self.n_prototypes
     }
@@ -137,11 +119,9 @@ impl Rows {
             })
             .collect()
     }
-}
 
-/// Returns the sum of the entropies in nats of the rows of `targets`, `[1]`.
-pub(crate) fn summed_entropy(targets: Tensor<3>) -> Tensor<1> {
-    let [b, v, _] = targets.dims();
-    let [mean, _] = sharpness(&targets);
-    mean * (b * v) as f64
+    /// Returns the sums of the K columns of each micro-batch, `[K]` each.
+    pub(super) fn column_sums(&self) -> Vec<Tensor<1>> {
+        self.reduce(self.n_prototypes, 0.0, |rows| column_sums(rows).narrow(0, 0, self.n_prototypes))
+    }
 }

@@ -5,17 +5,20 @@
 //! n times:  columns to sum B·V / K, then rows to sum 1
 //! ```
 
-use kernels::ops::{balanced, column_sums, exp_rows, largest};
+use burn_tensor::Tensor;
+use kernels::ops::{balanced, exp_rows, largest, scaled, scaled_row_sums};
 use ranks::EngineError;
-use ranks::peers::Peers;
 
+use super::columns::{RowParts, sum, with_column};
+use super::exchange::PrototypeExchange;
 use super::rows::Rows;
+use super::targets::PrototypeTargets;
 use crate::method::Collective;
 
 /// Lower bound of the entries of Q, which keeps the sum of a row above zero.
-pub(super) const FLOOR: f32 = 1e-30;
+const FLOOR: f32 = 1e-30;
 
-/// Returns the targets of this rank's micro-batches, given their scores.
+/// Returns the targets of the micro-batches that this rank scores, given their scores.
 ///
 /// # Errors
 /// [`EngineError`].
@@ -23,19 +26,36 @@ pub(crate) fn targets(
     scores: &Rows,
     temperature: f64,
     n_iterations: usize,
-    peers: Peers<'_>,
-) -> Result<Rows, EngineError> {
-    let k = scores.n_prototypes();
+    exchange: PrototypeExchange<'_>,
+) -> Result<PrototypeTargets, EngineError> {
+    let n_prototypes = scores.n_prototypes() * exchange.n_parts();
     // With the maximum over all rows the largest entry is 1, so that nothing overflows.
-    let max = peers.max("sinkhorn", scores.reduce(1, f32::MIN, largest))?;
+    let max = exchange.max("sinkhorn", scores.reduce(1, f32::MIN, largest))?;
     let mut all = scores.map(|scores| exp_rows(scores.clone(), max.clone(), temperature, FLOOR));
+    let mut others = None;
     for _ in 0..n_iterations {
-        let columns = all.reduce(k, 0.0, column_sums);
         // Avoids a division by zero in a batch without rows.
-        let columns = peers.sum("sinkhorn", &columns)? * (k as f64 / scores.n().max(1) as f64);
-        all = all.map(|q| balanced(q.clone(), columns.clone()));
+        let factor = n_prototypes as f64 / scores.n().max(1) as f64;
+        let columns = exchange.sum("sinkhorn", &all.column_sums())? * factor;
+        let Some(group) = exchange.group() else {
+            all = all.map(|q| balanced(q.clone(), columns.clone()));
+            continue;
+        };
+        let row_sums: Vec<Option<Tensor<1>>> =
+            all.by_batch().map(|rows| Some(scaled_row_sums(rows?.clone(), columns.clone()))).collect();
+        let parts = RowParts::gather("sinkhorn", &row_sums, group)?;
+        let [total, rest] = parts.combine(sum);
+        let shares: Vec<f32> = rest.iter().zip(&total).map(|(rest, total)| rest / total).collect();
+        others = Some(parts.split_batches(&shares));
+        all = all.map_with(&parts.split_batches(&total), |q, totals| {
+            let totals = Tensor::from_floats(&totals[..], &q.device());
+            scaled(q.clone(), columns.clone(), totals)
+        });
     }
-    Ok(all)
+    if let Some(others) = &others {
+        all = all.map_with(others, |q, others| with_column(q.clone(), others));
+    }
+    Ok(PrototypeTargets::new(all, others))
 }
 
 /// Returns the collectives of [`targets`] over `n_prototypes`.
@@ -47,8 +67,9 @@ pub(crate) fn collectives(n_prototypes: usize, n_iterations: usize) -> Vec<Colle
 #[cfg(test)]
 mod tests {
     use super::*;
-    use burn_tensor::{Device, Distribution, Tensor};
+    use burn_tensor::{Device, Distribution};
     use ranks::communicator::Communicator;
+    use ranks::peers::Peers;
 
     /// Rows sum to one exactly, and columns nearly to their equal share.
     #[test]
@@ -60,9 +81,9 @@ mod tests {
         let bias = Tensor::<1>::from_floats([3.0, 0., 0., 0., 0., 0., 0., 0.], &device);
         let comm = Communicator::solo();
         let logits = logits + bias.unsqueeze();
-        let peers = Peers::new(&comm, 1);
-        let q = targets(&Rows::new(vec![logits], peers), 0.5, 20, peers).expect("one rank");
-        let q = q.batch(0).clone().reshape([64, 8]);
+        let exchange = PrototypeExchange::new(Peers::new(&comm, 1), None);
+        let q = targets(&Rows::new(vec![logits], 1), 0.5, 20, exchange).expect("one rank");
+        let q = q.rows().batch(0).clone().reshape([64, 8]);
         let columns = q.clone().sum_dim(0).into_data().try_to_vec::<f32>().expect("f32");
         let rows = q.sum_dim(1).into_data().try_to_vec::<f32>().expect("f32");
         assert!(rows.iter().all(|sum| (sum - 1.0).abs() < 1e-5), "{rows:?}");
@@ -77,19 +98,19 @@ mod tests {
         let comm = Communicator::solo();
         device.seed(3);
         let scores = Tensor::<3>::random([7, 1, 5], Distribution::Normal(0.0, 1.0), &device);
-        let one = Peers::new(&comm, 1);
-        let four = Peers::new(&comm, 4);
+        let one = PrototypeExchange::new(Peers::new(&comm, 1), None);
+        let four = PrototypeExchange::new(Peers::new(&comm, 4), None);
         let [first, third, fourth] = [0..2, 2..3, 3..7].map(|rows| scores.clone().slice([rows, 0..1, 0..5]));
         let ragged = vec![Some(first), None, Some(third), Some(fourth)];
-        let ragged = Rows::from_ragged_counted(ragged, 5, device.clone(), four).expect("one rank");
-        assert_eq!(ragged.n(), 7);
+        let ragged = Rows::from_ragged(ragged, 7, 5, device.clone());
         let parts = targets(&ragged, 0.3, 3, four).expect("one rank");
+        let parts = parts.rows();
         assert!(parts.get(1).is_none());
         let parts = Tensor::cat((0..4).filter_map(|i| parts.get(i).cloned()).collect(), 0);
-        let expected = targets(&Rows::new(vec![scores.clone()], one), 0.3, 3, one).expect("one rank");
-        let error: f32 = (parts - expected.batch(0).clone()).abs().max().into_scalar();
+        let expected = targets(&Rows::new(vec![scores.clone()], 1), 0.3, 3, one).expect("one rank");
+        let error: f32 = (parts - expected.rows().batch(0).clone()).abs().max().into_scalar();
         assert!(error < 1e-6, "{error}");
-        let empty = Rows::from_ragged_counted(vec![None; 4], 5, device, four).expect("one rank");
-        assert_eq!(targets(&empty, 0.3, 3, four).expect("one rank").n(), 0);
+        let empty = Rows::from_ragged(vec![None; 4], 0, 5, device);
+        assert_eq!(targets(&empty, 0.3, 3, four).expect("one rank").rows().n(), 0);
     }
 }

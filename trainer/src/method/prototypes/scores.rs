@@ -1,0 +1,131 @@
+//! Cross-entropy of scores and targets over prototypes.
+
+use burn_tensor::Tensor;
+use kernels::ops::{Pairs, cross_entropy, log_sum_exp};
+use ranks::EngineError;
+use ranks::column_group::ColumnGroup;
+
+use super::columns::{RowParts, log_sum, to_scores, with_column};
+use super::targets::PrototypeTargets;
+use crate::method::loss::cross_entropy::{GroupPairs, between_weighted_views};
+
+/// Scores of one micro-batch, `[B, V, K]`; where ranks divide the prototypes, `[B, V, K / C + 1]`,
+/// whose last column represents the columns of other ranks.
+pub(crate) struct CompletedScores {
+    scores: Tensor<3>,
+    /// Logarithm of the sum of the exponentials over all columns, by row; empty where this rank has
+    /// all columns.
+    total: Vec<f32>,
+    /// Logarithm of the sum of the exponentials over the columns of other ranks, by row; empty
+    /// where this rank has all columns.
+    others: Vec<f32>,
+    n_parts: usize,
+}
+
+impl CompletedScores {
+    /// Wraps scores of all prototypes.
+    pub(crate) fn whole(scores: Vec<Tensor<3>>) -> Vec<Self> {
+        let mut completed = Vec::with_capacity(scores.len());
+        for scores in scores {
+            completed.push(Self { scores, total: Vec::new(), others: Vec::new(), n_parts: 1 });
+        }
+        completed
+    }
+
+    /// Appends the last column to each of `scores`, this rank's columns, with one exchange for all.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn complete(
+        scores: Vec<Tensor<3>>,
+        temperature: f64,
+        group: ColumnGroup<'_>,
+    ) -> Result<Vec<Self>, EngineError> {
+        let log_sums: Vec<Option<Tensor<1>>> = scores
+            .iter()
+            .map(|scores| Some(log_sum_exp(scores.clone().inner(), None, temperature)))
+            .collect();
+        let parts = RowParts::gather("softmax", &log_sums, group)?;
+        let [total, others] = parts.combine(log_sum).map(|rows| parts.split_batches(&rows));
+        let n_parts = group.n_parts();
+        let mut completed = Vec::with_capacity(scores.len());
+        for ((scores, total), others) in scores.into_iter().zip(total).zip(others) {
+            let scores = with_column(scores, &to_scores(&others, temperature));
+            completed.push(Self { scores, total, others, n_parts });
+        }
+        Ok(completed)
+    }
+
+    /// Returns the difference between this rank's part of the cross-entropy of `row` and the
+    /// cross-entropy of the completed row, for a target with `other` in the last column. The part
+    /// does not include the term of the last column, and ranks share the logarithm equally.
+    ///
+    /// ```text
+    /// H = Σ t · (log Σ exp(s / τ) - s / τ)
+    /// ```
+    fn correction(&self, row: usize, other: f32) -> f64 {
+        let share = 1.0 - 1.0 / self.n_parts as f64;
+        f64::from(other) * f64::from(self.others[row]) - share * f64::from(self.total[row])
+    }
+}
+
+/// Returns the loss of [`between_weighted_views`] for micro-batch `number` of those that this rank
+/// scores, or its part of it. The parts add up to the loss over ranks; the gradient at this rank's
+/// scores is that of the loss.
+pub(crate) fn between_views(
+    student: &[CompletedScores],
+    targets: &PrototypeTargets,
+    number: usize,
+    temperature: f64,
+    other_weight: f64,
+) -> Tensor<1> {
+    let rows = targets.rows.batch(number);
+    let scores: Vec<Tensor<3>> = student.iter().map(|student| student.scores.clone()).collect();
+    let loss = between_weighted_views(&scores, rows, temperature, other_weight);
+    let Some(others) = &targets.others else { return loss };
+    let others = &others[number];
+    let [n_images, n_teacher, _] = rows.dims();
+    let mut correction = 0.0;
+    let mut n_pairs = 0;
+    for (i, student) in student.iter().enumerate() {
+        let [b, v, _] = student.scores.dims();
+        let GroupPairs { pairs, n, weight } = GroupPairs::new(i, v, n_teacher, other_weight);
+        n_pairs += n;
+        for row in 0..b * v {
+            let image = row / v;
+            let view = row % v;
+            let mut row_correction = 0.0;
+            for target in 0..n_teacher {
+                if pairs == Pairs::All || target != view {
+                    row_correction += student.correction(row, others[image * n_teacher + target]);
+                }
+            }
+            correction += weight * row_correction;
+        }
+    }
+    loss + correction / (n_pairs * n_images) as f64
+}
+
+/// Returns the sum of the cross-entropies of the rows of micro-batch `number` of those that this
+/// rank scores, whose targets have been weighted, or this rank's part of it, as in
+/// [`between_views`].
+///
+/// # Panics
+/// If the micro-batch has no rows.
+pub(crate) fn weighted_rows(
+    student: &CompletedScores,
+    targets: &PrototypeTargets,
+    number: usize,
+    temperature: f64,
+) -> Tensor<1> {
+    let rows = targets.rows.batch(number).clone();
+    let loss = cross_entropy(student.scores.clone(), rows, Pairs::All, temperature);
+    let Some(others) = &targets.others else { return loss };
+    let correction: f64 = others[number]
+        .iter()
+        .zip(&targets.weights[number])
+        .enumerate()
+        .map(|(row, (other, weight))| f64::from(*weight) * student.correction(row, *other))
+        .sum();
+    loss + correction
+}
