@@ -128,3 +128,8 @@ pub(crate) fn job_path(job: &PackJob<'_>) -> PathBuf {
 pub(crate) fn shard_path(job: &PackJob<'_>, shard: usize) -> PathBuf {
     job.out.join(format!("{}-{shard:06}.tar", job.prefix))
 }
+
+/// Returns the path of the list of images that could not be packed into a shard.
+pub(crate) fn failures_path(job: &PackJob<'_>, shard: usize) -> PathBuf {
+    shard_path(job, shard).with_extension("failures.jsonl")
+}

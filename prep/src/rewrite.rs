@@ -24,17 +24,17 @@ use crate::parts::remove_parts;
 const CHUNK: usize = 256;
 
 /// A sample of a shard.
-pub struct Item<'a> {
+pub(crate) struct Item<'a> {
     /// Shard of the sample.
-    pub shard: &'a Shard,
+    pub(crate) shard: &'a Shard,
     /// Position in the shard.
-    pub number: usize,
+    pub(crate) number: usize,
     /// Members: extension and bytes.
-    pub members: Vec<(String, Vec<u8>)>,
+    pub(crate) members: Vec<(String, Vec<u8>)>,
 }
 
 /// Decision about a sample.
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Write the sample unchanged.
     Keep,
     /// Write the sample with another image: extension and bytes.
@@ -64,27 +64,37 @@ pub struct RewriteTotals {
     pub list: Option<PathBuf>,
 }
 
-/// Output folder and identity of a job.
-pub struct Job<'a> {
+/// Shards to rewrite or to extract, and where to.
+pub struct RewriteJob<'a> {
+    /// The shards: paths, patterns, folders, or URLs.
+    pub shards: &'a [String],
     /// Folder of the outputs.
     pub out: &'a Path,
-    /// Name of the verb.
-    pub verb: &'static str,
-    /// All settings that affect the output.
-    pub settings: Value,
     /// `true` if the output of an earlier job is deleted.
     pub overwrite: bool,
 }
 
+/// Output folder and identity of a job.
+pub(crate) struct Job<'a> {
+    /// Folder of the outputs.
+    pub(crate) out: &'a Path,
+    /// Name of the verb.
+    pub(crate) verb: &'static str,
+    /// All settings that affect the output.
+    pub(crate) settings: Value,
+    /// `true` if the output of an earlier job is deleted.
+    pub(crate) overwrite: bool,
+}
+
 impl Item<'_> {
     /// Returns the image of the sample: extension and bytes.
-    pub fn image(&self) -> Option<&(String, Vec<u8>)> {
+    pub(crate) fn image(&self) -> Option<&(String, Vec<u8>)> {
         use pipeline::shard::IMAGE_EXTENSIONS;
         IMAGE_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
     }
 
     /// Returns the files of the sample's image: one, or one for each band.
-    pub fn files(&self) -> Vec<&[u8]> {
+    pub(crate) fn files(&self) -> Vec<&[u8]> {
         if let Some((_, bytes)) = self.image() {
             return vec![bytes];
         }
@@ -95,7 +105,7 @@ impl Item<'_> {
     }
 
     /// Returns the key of the sample.
-    pub fn key(&self) -> &str {
+    fn key(&self) -> &str {
         self.shard.key(self.number)
     }
 }
@@ -104,7 +114,7 @@ impl Item<'_> {
 ///
 /// # Errors
 /// [`PrepError`] when the folder is that of another job, or when shards cannot be read or written.
-pub fn rewrite(
+pub(crate) fn rewrite(
     sources: &[Source],
     storage: &Storage,
     job: &Job<'_>,
@@ -319,7 +329,7 @@ fn clear(out: &Path) -> Result<(), PrepError> {
 ///
 /// # Errors
 /// [`PrepError::SameNames`].
-pub fn check_names(sources: &[Source]) -> Result<(), PrepError> {
+pub(crate) fn check_names(sources: &[Source]) -> Result<(), PrepError> {
     let mut names = HashSet::new();
     match sources.iter().find(|source| !names.insert(source.url.tar_name())) {
         Some(source) => Err(PrepError::SameNames { shard: source.url.to_string() }),

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use prep::rewrite::RewriteTotals;
+use prep::rewrite::{RewriteJob, RewriteTotals};
 use serde_json::json;
 
 /// Flags of every verb that rewrites shards.
@@ -10,16 +10,23 @@ use serde_json::json;
 pub(crate) struct RewriteFlags {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
-    pub(crate) shards: Vec<String>,
+    shards: Vec<String>,
     /// Output folder for the shards, which keep their names, and for lists.
     #[arg(long)]
     pub(crate) out: PathBuf,
     /// Delete the output of another such job in the folder and start over.
     #[arg(long)]
-    pub(crate) overwrite: bool,
+    overwrite: bool,
     /// Print a line of JSON at the end.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl RewriteFlags {
+    /// Returns the job that the flags describe.
+    pub(crate) fn job(&self) -> RewriteJob<'_> {
+        RewriteJob { shards: &self.shards, out: &self.out, overwrite: self.overwrite }
+    }
 }
 
 /// Prints the counts of a job.

@@ -3,13 +3,10 @@
 use std::process::ExitCode;
 
 use pipeline::Storage;
-
-use augment::{DecodeRules, Image};
-use serde_json::json;
+use prep::filter::{FilterRules, filter};
 
 use crate::progress::StageBar;
 use crate::shards::rewrite::{RewriteFlags, print_totals};
-use prep::rewrite::{Item, Job, Verdict, rewrite};
 
 /// Flags of `shards filter`.
 #[derive(clap::Args)]
@@ -30,72 +27,12 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let sources = storage.sources(&args.flags.shards)?;
-    let settings = json!({
-        "min_side": args.min_side,
-        "max_aspect": args.max_aspect.to_string(),
-        "min_deviation": args.min_deviation,
-    });
-    let job = Job { out: &args.flags.out, verb: "filter", settings, overwrite: args.flags.overwrite };
-    let totals = rewrite(&sources, storage, &job, &StageBar::new(), |item| match flaw(args, item) {
-        Some(reason) => Verdict::Drop(reason),
-        None => Verdict::Keep,
-    })?;
+    let rules = FilterRules {
+        min_side: args.min_side,
+        max_aspect: args.max_aspect,
+        min_deviation: args.min_deviation,
+    };
+    let totals = filter(&args.flags.job(), &rules, storage, &StageBar::new())?;
     print_totals(&totals, args.flags.json);
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the reason to drop a sample, if any.
-fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
-    let files = item.files();
-    if files.is_empty() {
-        return Some("no image".into());
-    }
-    let image = match Image::decode_any(&files, &DecodeRules::default()) {
-        Ok(image) => image,
-        Err(error) => return Some(error.to_string()),
-    };
-    let [width, height] = image.size_px();
-    let short = width.min(height);
-    let long = width.max(height);
-    if short < args.min_side {
-        return Some(format!("{width} x {height} px is too small"));
-    }
-    if f64::from(long) > args.max_aspect * f64::from(short) {
-        return Some(format!("{width} x {height} px is too elongated"));
-    }
-    let deviation = gray_deviation(&image);
-    (deviation < args.min_deviation)
-        .then(|| format!("blank: standard deviation of gray levels is {deviation:.2}"))
-}
-
-/// Returns the standard deviation of the means over the channels, scaled so that the largest value
-/// of 8 or 16 bits, or 1, is 255.
-fn gray_deviation(image: &Image) -> f64 {
-    let gray: Vec<f64> = match image {
-        Image::Rgb(image) => image
-            .data
-            .chunks_exact(3)
-            .map(|pixel| f64::from(pixel.iter().map(|value| u32::from(*value)).sum::<u32>()) / 3.0)
-            .collect(),
-        Image::Bands(image) => {
-            let scale = 255.0 / f64::from(image.depth.unit()) / image.format().n_channels as f64;
-            let mut gray = vec![0.0; image.n_pixels()];
-            for channel in image.channels() {
-                for (gray, value) in gray.iter_mut().zip(channel) {
-                    *gray += f64::from(*value) * scale;
-                }
-            }
-            gray
-        }
-    };
-    let n = gray.len() as f64;
-    let mut sum = 0.0;
-    let mut squares = 0.0;
-    for value in gray {
-        sum += value;
-        squares += value * value;
-    }
-    let mean = sum / n;
-    (squares / n - mean * mean).max(0.0).sqrt()
 }

@@ -1,6 +1,5 @@
 //! `ocelli shards`: make, check and list shards.
 
-mod constants;
 mod dedup;
 mod extract;
 mod filter;

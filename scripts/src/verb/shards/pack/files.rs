@@ -3,35 +3,21 @@
 use std::process::ExitCode;
 
 use pipeline::ColumnNames;
-use pipeline::shard::write::ShardLimits;
+use prep::names::shard_list;
+use prep::pack::{Packed, no_images, pack};
+use prep::parts::Work;
 use serde_json::json;
 
 use super::flags::Args;
 use crate::console::say;
 use crate::progress::StageBar;
-use prep::names::shard_list;
-use prep::pack::{PackJob, Packed, no_images, pack};
-use prep::parts::Work;
 
 pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode> {
-    let max_bytes = if args.bytes_per_shard == 0 { u64::MAX } else { args.bytes_per_shard };
-    let work = args.parts.work();
-    let job = PackJob {
-        input: &args.input,
-        columns,
-        out: &args.out,
-        prefix: &args.prefix,
-        limits: ShardLimits { max_samples: args.samples_per_shard.max(1), max_bytes },
-        classes: args.classes.as_deref(),
-        overwrite: args.web.overwrite,
-        seed: args.seed,
-        joins_bands: args.bands,
-        work,
-    };
+    let job = args.job(columns);
     let packed = pack(&job, &StageBar::new())?;
     if packed.n_samples == 0 {
         print_first_failure(&packed);
-        if !matches!(work, Work::Part(_)) {
+        if !matches!(job.work, Work::Part(_)) {
             return Err(no_images(&job).into());
         }
     }

@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use pipeline::ColumnNames;
+use pipeline::shard::write::ShardLimits;
+use prep::pack::PackJob;
+
 use crate::parts::PartFlags;
 
 /// Flags of `shards pack`.
@@ -13,7 +17,7 @@ use crate::parts::PartFlags;
 pub(crate) struct Args {
     /// Folder of images (flat, or one sub-folder per class); a .csv, .tsv or .jsonl list with a
     /// column `path` and optionally `label`; or a .txt list. Paths are relative to the list.
-    pub(super) input: PathBuf,
+    input: PathBuf,
     /// Output folder for the shards.
     #[arg(long)]
     pub(super) out: PathBuf,
@@ -22,23 +26,23 @@ pub(crate) struct Args {
     pub(super) prefix: String,
     /// Maximum number of samples per shard.
     #[arg(long, default_value_t = 10_000)]
-    pub(super) samples_per_shard: u64,
+    samples_per_shard: u64,
     /// Maximum size of a shard in bytes, counting image files; 0 for no limit. Ignored with --urls,
     /// where only the number of samples counts.
     #[arg(long, default_value_t = 1 << 30)]
-    pub(super) bytes_per_shard: u64,
+    bytes_per_shard: u64,
     /// Class list that defines the numbering, one name per line, such as the classes.txt of another
     /// pack. Without it, numeric labels are kept as they are, and names are numbered
     /// alphabetically.
     #[arg(long)]
-    pub(super) classes: Option<PathBuf>,
+    classes: Option<PathBuf>,
     /// Seed for the order in which samples are packed.
     #[arg(long, default_value_t = 0)]
-    pub(super) seed: u64,
+    seed: u64,
     /// Combine single-band files, such as tile.b02.tif and tile.b08.tif, into one sample. Channels
     /// are in the order of the file names, with numbers sorted by value.
     #[arg(long, conflicts_with = "urls")]
-    pub(super) bands: bool,
+    bands: bool,
     /// Print a line of JSON at the end.
     #[arg(long)]
     pub(super) json: bool,
@@ -46,6 +50,25 @@ pub(crate) struct Args {
     pub(super) parts: PartFlags,
     #[command(flatten)]
     pub(super) web: WebFlags,
+}
+
+impl Args {
+    /// Returns the job that the flags describe; `columns` are those that the user has named.
+    pub(super) fn job<'a>(&'a self, columns: &'a ColumnNames) -> PackJob<'a> {
+        let max_bytes = if self.bytes_per_shard == 0 { u64::MAX } else { self.bytes_per_shard };
+        PackJob {
+            input: &self.input,
+            columns,
+            out: &self.out,
+            prefix: &self.prefix,
+            limits: ShardLimits { max_samples: self.samples_per_shard, max_bytes },
+            classes: self.classes.as_deref(),
+            overwrite: self.web.overwrite,
+            seed: self.seed,
+            joins_bands: self.bands,
+            work: self.parts.work(),
+        }
+    }
 }
 
 /// Flags of packing from the web.
@@ -78,5 +101,5 @@ pub(crate) struct WebFlags {
     pub(super) ignore_opt_out: bool,
     /// Delete the output of another pack in the folder and start over.
     #[arg(long, requires = "urls", help_heading = "From the web")]
-    pub(super) overwrite: bool,
+    overwrite: bool,
 }

@@ -1,0 +1,408 @@
+//! Packing of the images of a list of URLs into shards.
+//!
+//! Shard `k` holds the images of rows `[k·n, (k+1)·n)` that were fetched and can be decoded, in the
+//! order in which they arrived; the key of a sample is the number of its row in the order of
+//! `--seed`. Beside it is the list of rows that failed, with reasons, which can be packed again if
+//! the addresses have no passwords or signatures: these are left out. A job that was stopped
+//! continues with the shards that are missing.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use augment::facts::facts;
+use augment::{DecodeRules, Image};
+use crossbeam::channel::bounded;
+use pipeline::remote::{Client, GetLimits, RetryPolicy};
+use pipeline::secrets::address_without_secrets;
+use pipeline::shard::write::ShardFile;
+use pipeline::{Progress, file};
+use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::classes::{Classes, write_classes};
+use crate::error::PrepError;
+use crate::folder_lock::lock_for;
+use crate::host_queue::HostQueue;
+use crate::list;
+use crate::list::ListRow;
+use crate::order::shuffle;
+use crate::pack_job::{PackJob, failures_path, shard_path};
+use crate::parts::Work;
+use crate::rewrite::claim;
+
+/// Number of shards that may be open at a time: a slow server keeps its shard open, but does not
+/// block all work.
+const OPEN_SHARDS: usize = 4;
+
+/// Rules for requests.
+pub struct WebRules {
+    /// Number of images that are fetched at a time.
+    pub connections: usize,
+    /// Number of images that are fetched from one server at a time.
+    pub per_host: usize,
+    /// Number of retries per image.
+    pub retries: u32,
+    /// Limit of the time for an image, all retries included, in seconds.
+    pub timeout_s: u64,
+    /// Maximum size of an image, in megabytes.
+    pub max_mb: u64,
+    /// `true` if images are fetched even if their owners opt out.
+    pub ignore_opt_out: bool,
+    /// Seed of the waits after failures ([`RetryPolicy::jitter_seed`]).
+    pub jitter_seed: u64,
+}
+
+/// Result of packing images of a list of URLs.
+pub struct PackedUrls {
+    /// Number of images that were fetched now.
+    pub n_fetched: u64,
+    /// Number of rows that failed now.
+    pub n_failed: u64,
+    /// Bytes of the images that were fetched now.
+    pub bytes: u64,
+    /// Time for fetching, in seconds.
+    pub seconds: f64,
+    /// Number of rows of this command's share.
+    pub n_rows: usize,
+    /// Number of them that have failed, now or before.
+    pub n_failed_in_all: usize,
+    /// Number of shards of the whole job.
+    pub n_shards: usize,
+    /// Numbers of the shards of this command's share.
+    pub shards: Range<usize>,
+    /// List of the rows that have failed, with reasons. A part has a list for each shard.
+    pub failures: Option<PathBuf>,
+    /// `true` if classes are numbered by a list of names, which is beside the shards.
+    pub has_class_names: bool,
+}
+
+/// An image that was fetched.
+struct Fetched {
+    extension: &'static str,
+    image: Vec<u8>,
+    width_px: u32,
+    height_px: u32,
+}
+
+/// A shard that is being written.
+struct Open {
+    file: ShardFile,
+    failures: Vec<Value>,
+    n_left: usize,
+}
+
+/// Writer of rows in the order of their arrival, each into its shard.
+struct Writer<'a> {
+    job: &'a PackJob<'a>,
+    rows: &'a [ListRow],
+    classes: &'a Classes,
+    /// Number of rows of a shard.
+    n: usize,
+    /// Numbers of the shards that do not exist.
+    missing: Vec<usize>,
+    open: BTreeMap<usize, Open>,
+    n_closed: usize,
+    totals: DownloadTotals,
+}
+
+/// Counts of fetched and failed rows.
+#[derive(Default)]
+struct DownloadTotals {
+    n_fetched: u64,
+    n_failed: u64,
+    bytes: u64,
+}
+
+/// Packs the images of the list of URLs `job.input`; only the number of samples limits a shard. After
+/// each row, `report` is called with the number of rows that have failed.
+///
+/// # Errors
+/// [`PrepError`] when the list has no URLs, when the folder is that of another job, or when shards
+/// cannot be written. An image that cannot be fetched is no error.
+pub fn pack_urls(
+    job: &PackJob<'_>,
+    web: &WebRules,
+    progress: &dyn Progress,
+    report: &dyn Fn(u64),
+) -> Result<PackedUrls, PrepError> {
+    if !list::is_list(job.input) {
+        return Err(PrepError::NotUrls { path: job.input.to_path_buf() });
+    }
+    let mut rows = list::read(job.input, list::Target::Url, job.columns)?;
+    if rows.is_empty() {
+        return Err(PrepError::NoUrls { path: job.input.to_path_buf() });
+    }
+    job.work.check_overwrite(job.overwrite)?;
+    let _lock = lock_for(job.work, job.out, job.prefix)?;
+    let labels = rows.iter().filter_map(|row| row.label.as_ref());
+    let classes = Classes::from_labels(job.classes, job.out, job.overwrite, labels)?;
+    // A label without a number is reported before anything is fetched.
+    for label in rows.iter().filter_map(|row| row.label.as_ref()) {
+        classes.number(label)?;
+    }
+    shuffle(&mut rows, job.seed);
+    claim_folder(job, web, &classes)?;
+    if let Some(names) = classes.names() {
+        write_classes(job.out, names)?;
+    }
+    let start = Instant::now();
+    let totals = fetch_all(job, web, &rows, &classes, progress, report)?;
+    summarize(job, &classes, rows.len(), &totals, start.elapsed())
+}
+
+/// Records the job in its folder, or checks that the recorded job is this one.
+fn claim_folder(job: &PackJob<'_>, web: &WebRules, classes: &Classes) -> Result<(), PrepError> {
+    let text = fs::read(job.input).map_err(|error| PrepError::io("read", job.input, error))?;
+    let mut settings = json!({
+        "prefix": job.prefix,
+        "samples_per_shard": job.limits.max_samples,
+        "seed": job.seed,
+        "max_mb": web.max_mb,
+        "ignore_opt_out": web.ignore_opt_out,
+        // Jobs with different numberings of the classes are different.
+        "classes": classes.names().map(|names| format!("{:016x}", xxh3_64(names.join("\n").as_bytes()))),
+    });
+    if job.work.n_parts() > 1 {
+        settings["parts"] = json!(job.work.n_parts());
+    }
+    let inputs = vec![json!(format!("{:016x}", xxh3_64(&text)))];
+    claim(inputs, job.out, "pack --urls", &settings, job.overwrite)
+}
+
+/// Fetches the rows of all missing shards.
+fn fetch_all(
+    job: &PackJob<'_>,
+    web: &WebRules,
+    rows: &[ListRow],
+    classes: &Classes,
+    progress: &dyn Progress,
+    report: &dyn Fn(u64),
+) -> Result<DownloadTotals, PrepError> {
+    let mut writer = Writer::new(job, rows, classes);
+    job.work.check_done(rows.len().div_ceil(writer.n), &writer.missing)?;
+    let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
+    let waiting: Vec<usize> = writer.missing.iter().flat_map(|shard| writer.row_range(*shard)).collect();
+    progress.begin("pack", waiting.len() as u64);
+    let queue = HostQueue::new(&urls, waiting, web.per_host);
+    queue.set_horizon(writer.horizon());
+    let client = client(web)?;
+    let n_threads = web.connections.max(1);
+    let (sender, results) = bounded(n_threads);
+    std::thread::scope(|scope| -> Result<(), PrepError> {
+        for _ in 0..n_threads {
+            let sender = sender.clone();
+            let queue = &queue;
+            let client = &client;
+            scope.spawn(move || {
+                while let Some(turn) = queue.take() {
+                    let number = turn.item;
+                    let fetched = fetch(&rows[number].target, client, web);
+                    drop(turn);
+                    if sender.send((number, fetched)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut written = Ok(());
+        for (number, fetched) in results.iter() {
+            match writer.add(number, fetched) {
+                Ok(true) => queue.set_horizon(writer.horizon()),
+                Ok(false) => {}
+                Err(error) => {
+                    written = Err(error);
+                    break;
+                }
+            }
+            progress.advance(1);
+            report(writer.totals.n_failed);
+        }
+        // After an error the remaining results are not read: threads that wait for a row, or for
+        // the receiver, must end.
+        queue.close();
+        drop(results);
+        written
+    })?;
+    Ok(writer.totals)
+}
+
+/// Creates the client for requests.
+fn client(web: &WebRules) -> Result<Client, PrepError> {
+    let policy = RetryPolicy {
+        max_failures: web.retries,
+        // No server has been contacted before.
+        max_first_failures: web.retries,
+        first_wait: Duration::from_millis(250),
+        max_wait: Duration::from_secs(10),
+        stall: Duration::from_secs(15),
+        jitter_seed: web.jitter_seed,
+        warns: false,
+        ..RetryPolicy::default()
+    };
+    Client::new(Vec::new(), policy).map_err(PrepError::Client)
+}
+
+/// Fetches and decodes an image.
+fn fetch(url: &str, client: &Client, web: &WebRules) -> Result<Fetched, String> {
+    let limits = GetLimits {
+        max_bytes: web.max_mb << 20,
+        timeout: Duration::from_secs(web.timeout_s.max(1)),
+        honors_opt_out: !web.ignore_opt_out,
+    };
+    let image = client.get(url, &limits)?;
+    let facts = facts(&image).map_err(|error| error.to_string())?;
+    Image::decode_any(&[&image], &DecodeRules::default()).map_err(|error| error.to_string())?;
+    let extension = if facts.format == "jpeg" { "jpg" } else { facts.format };
+    Ok(Fetched { extension, image, width_px: facts.width_px, height_px: facts.height_px })
+}
+
+impl<'a> Writer<'a> {
+    fn new(job: &'a PackJob<'a>, rows: &'a [ListRow], classes: &'a Classes) -> Self {
+        let n = samples_per_shard(job);
+        let shards = job.work.range(rows.len().div_ceil(n));
+        let missing = shards.filter(|shard| !shard_path(job, *shard).exists()).collect();
+        let open = BTreeMap::new();
+        let totals = DownloadTotals::default();
+        Self { job, rows, classes, n, missing, open, n_closed: 0, totals }
+    }
+
+    /// Returns the rows of a shard.
+    fn row_range(&self, shard: usize) -> Range<usize> {
+        shard * self.n..self.rows.len().min((shard + 1) * self.n)
+    }
+
+    /// Returns the first row that may not be fetched yet.
+    fn horizon(&self) -> usize {
+        self.missing.get(self.n_closed + OPEN_SHARDS).map_or(usize::MAX, |shard| shard * self.n)
+    }
+
+    /// Writes a fetched row, or notes its failure. Returns `true` if that completes its shard.
+    fn add(&mut self, number: usize, fetched: Result<Fetched, String>) -> Result<bool, PrepError> {
+        let shard = number / self.n;
+        let n_left = self.row_range(shard).len();
+        let open = match self.open.entry(shard) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let file = ShardFile::create(&shard_path(self.job, shard))?;
+                entry.insert(Open { file, failures: Vec::new(), n_left })
+            }
+        };
+        let row = &self.rows[number];
+        match fetched {
+            Err(reason) => {
+                self.totals.n_failed += 1;
+                let mut failure = row_columns(row);
+                failure["reason"] = json!(reason);
+                if failure["url"] != json!(row.target) {
+                    // The address without its secrets does not suffice to fetch the image.
+                    failure["row"] = json!(number);
+                }
+                open.failures.push(failure);
+            }
+            Ok(fetched) => {
+                self.totals.n_fetched += 1;
+                self.totals.bytes += fetched.image.len() as u64;
+                write(&mut open.file, number, row, &fetched, self.classes)?;
+            }
+        }
+        open.n_left -= 1;
+        if open.n_left > 0 {
+            return Ok(false);
+        }
+        if let Some(open) = self.open.remove(&shard) {
+            open.finish(&failures_path(self.job, shard))?;
+        }
+        self.n_closed += 1;
+        Ok(true)
+    }
+}
+
+/// Describes a row without the secrets of its address: shards are shared.
+fn row_columns(row: &ListRow) -> Value {
+    let mut columns = json!({ "url": address_without_secrets(&row.target) });
+    for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
+        if let Some(cell) = cell {
+            columns[name] = json!(cell);
+        }
+    }
+    columns
+}
+
+/// Adds a fetched row to its shard.
+fn write(
+    file: &mut ShardFile,
+    number: usize,
+    row: &ListRow,
+    fetched: &Fetched,
+    classes: &Classes,
+) -> Result<(), PrepError> {
+    let mut columns = row_columns(row);
+    columns["width"] = json!(fetched.width_px);
+    columns["height"] = json!(fetched.height_px);
+    let columns = columns.to_string();
+    let label = match &row.label {
+        Some(label) => Some(classes.number(label)?.to_string()),
+        None => None,
+    };
+    let mut members: Vec<(&str, &[u8])> = vec![(fetched.extension, &fetched.image)];
+    members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
+    members.extend(row.caption.iter().map(|caption| ("txt", caption.as_bytes())));
+    members.push(("json", columns.as_bytes()));
+    Ok(file.add(&format!("{number:09}"), &members)?)
+}
+
+impl Open {
+    /// Finishes the shard. The list of failures is written first, so that a complete shard has its
+    /// list.
+    fn finish(self, list: &Path) -> Result<(), PrepError> {
+        let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
+        file::replace(list, text.as_bytes()).map_err(|error| PrepError::io("write", list, error))?;
+        self.file.finish()?;
+        Ok(())
+    }
+}
+
+/// Returns the number of rows of a shard.
+fn samples_per_shard(job: &PackJob<'_>) -> usize {
+    job.limits.max_samples.max(1) as usize
+}
+
+/// Counts the rows of this command's share, and joins the lists of failures unless it is a part.
+fn summarize(
+    job: &PackJob<'_>,
+    classes: &Classes,
+    n_rows: usize,
+    totals: &DownloadTotals,
+    elapsed: Duration,
+) -> Result<PackedUrls, PrepError> {
+    let n = samples_per_shard(job);
+    let n_shards = n_rows.div_ceil(n);
+    let shards = job.work.range(n_shards);
+    let failures: String = shards
+        .clone()
+        .map(|shard| fs::read_to_string(failures_path(job, shard)).unwrap_or_default())
+        .collect();
+    let mut list = None;
+    if !matches!(job.work, Work::Part(_)) {
+        let path = job.out.join("failures.jsonl");
+        file::replace(&path, failures.as_bytes()).map_err(|error| PrepError::io("write", &path, error))?;
+        list = Some(path);
+    }
+    Ok(PackedUrls {
+        n_fetched: totals.n_fetched,
+        n_failed: totals.n_failed,
+        bytes: totals.bytes,
+        seconds: elapsed.as_secs_f64(),
+        n_rows: n_rows.min(shards.end * n).saturating_sub(shards.start * n),
+        n_failed_in_all: failures.lines().count(),
+        n_shards,
+        shards,
+        failures: list,
+        has_class_names: classes.names().is_some(),
+    })
+}
