@@ -84,6 +84,18 @@ impl Packed {
         }
         bits.report(&DecodeRules::default(), "scale them with data.bits_used in a recipe");
     }
+
+    /// Returns the counts as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "samples": self.n_samples,
+            "classes": self.n_classes,
+            "shards": self.shards.len(),
+            "shards_there": self.n_existing,
+            "failed": self.failures.as_ref().map_or(0, |(_, n)| *n),
+            "skipped": self.skipped,
+        })
+    }
 }
 
 /// Packs the images of `job`. A whole job none of whose images can be packed leaves no shards.

@@ -64,6 +64,21 @@ pub struct RewriteTotals {
     pub list: Option<PathBuf>,
 }
 
+impl RewriteTotals {
+    /// Returns the counts as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "shards": self.n_shards,
+            "shards_there": self.n_existing_shards,
+            "kept": self.n_kept,
+            "changed": self.n_replaced,
+            "dropped": self.n_dropped,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+        })
+    }
+}
+
 /// Shards to rewrite or to extract, and where to.
 pub struct RewriteJob<'a> {
     /// The shards: paths, patterns, folders, or URLs.

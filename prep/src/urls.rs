@@ -80,6 +80,25 @@ pub struct PackedUrls {
     pub has_class_names: bool,
 }
 
+impl PackedUrls {
+    /// Returns the number of rows of this command's share that were in shards before.
+    pub fn n_existing(&self) -> u64 {
+        self.n_rows as u64 - self.n_fetched - self.n_failed
+    }
+
+    /// Returns the counts as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "rows_there": self.n_existing(),
+            "fetched": self.n_fetched,
+            "failed": self.n_failed,
+            "failed_in_all": self.n_failed_in_all,
+            "rows": self.n_rows,
+            "shards": self.shards.len(),
+        })
+    }
+}
+
 /// An image that was fetched.
 struct Fetched {
     extension: &'static str,

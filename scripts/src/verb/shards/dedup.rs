@@ -10,9 +10,9 @@ use prep::dedup::{Copies, CopyRules, find_copies};
 use report::picture::sheets;
 use serde_json::json;
 
+use super::rewrite::{RewriteFlags, print_totals};
 use crate::parts::{PartFlags, result_of_all};
 use crate::progress::StageBar;
-use crate::shards::rewrite::{RewriteFlags, print_totals};
 
 /// Largest number of groups of copies that are drawn.
 const MAX_SHOWN_GROUPS: usize = 24;
