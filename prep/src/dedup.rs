@@ -17,7 +17,7 @@ use crate::error::PrepError;
 use crate::fingerprint::{SampleEntry, fingerprints};
 use crate::folder_lock::{FolderLock, lock_for};
 use crate::parts::{PartResults, Share, Work, identities};
-use crate::rewrite::{Job, RewriteJob, RewriteTotals, Verdict, claim, input_identities, rewrite};
+use crate::rewrite::{Output, RewriteJob, RewriteTotals, Verdict, claim, input_identities, rewrite};
 
 /// Name of the verb.
 const VERB: &str = "dedup";
@@ -153,10 +153,10 @@ impl Copies {
             })
             .collect();
         // The folder is claimed already; claiming it again must not clear it.
-        let job = Job { out: &self.out, verb: VERB, settings: self.settings, overwrite: false };
+        let output = Output { out: &self.out, verb: VERB, settings: self.settings, overwrite: false };
         // `rewrite` locks the folder itself.
         drop(self.lock);
-        rewrite(&self.sources, storage, &job, progress, |item| {
+        rewrite(&self.sources, storage, &output, progress, |item| {
             if removed.contains(&(item.shard.name(), item.number)) {
                 Verdict::Drop("a copy: see copies.jsonl".into())
             } else {

@@ -5,7 +5,7 @@ use pipeline::{Progress, Storage};
 use serde_json::json;
 
 use crate::error::PrepError;
-use crate::rewrite::{Item, Job, RewriteJob, RewriteTotals, Verdict, rewrite};
+use crate::rewrite::{Item, Output, RewriteJob, RewriteTotals, Verdict, rewrite};
 
 /// Rules by which images are left out.
 pub struct FilterRules {
@@ -33,8 +33,8 @@ pub fn filter(
         "max_aspect": rules.max_aspect.to_string(),
         "min_deviation": rules.min_deviation,
     });
-    let job = Job { out: job.out, verb: "filter", settings, overwrite: job.overwrite };
-    rewrite(&sources, storage, &job, progress, |item| match flaw(rules, item) {
+    let output = Output { out: job.out, verb: "filter", settings, overwrite: job.overwrite };
+    rewrite(&sources, storage, &output, progress, |item| match flaw(rules, item) {
         Some(reason) => Verdict::Drop(reason),
         None => Verdict::Keep,
     })

@@ -22,6 +22,7 @@ pub mod folder_lock;
 mod host_queue;
 mod image_file;
 pub mod index;
+mod job;
 pub mod keys;
 mod list;
 pub mod names;

@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::PrepError;
+use crate::job::Job;
 use crate::open::Inputs;
 
 /// Most parts of a job: each has a file of its own.
@@ -50,8 +51,7 @@ pub enum Work {
 pub struct PartResults {
     folder: PathBuf,
     verb: &'static str,
-    /// Everything that affects the results.
-    job: Value,
+    job: Job,
 }
 
 /// Images that a job reads, and its share of them.
@@ -89,7 +89,7 @@ pub enum Share<T> {
 /// Text of the file of a part's result, which is sealed ([`file::seal`]).
 #[derive(Serialize, Deserialize)]
 struct Saved<T> {
-    job: Value,
+    job: Job,
     /// The part, as K/N: its file may have been renamed.
     part: String,
     result: T,
@@ -200,7 +200,7 @@ impl<T> Share<T> {
 impl PartResults {
     /// Describes the results of `verb` in `folder`. `job` holds everything that affects them.
     pub fn new(folder: &Path, verb: &'static str, job: Value) -> Self {
-        Self { folder: folder.to_path_buf(), verb, job }
+        Self { folder: folder.to_path_buf(), verb, job: Job(job) }
     }
 
     /// Computes all `n` items by `compute`, or reads the results of all parts, in their order. A

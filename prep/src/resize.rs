@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::encode::jpeg;
 use crate::error::PrepError;
-use crate::rewrite::{Item, Job, RewriteJob, RewriteTotals, Verdict, rewrite};
+use crate::rewrite::{Item, Output, RewriteJob, RewriteTotals, Verdict, rewrite};
 
 /// Rules by which images are written anew.
 pub struct ResizeRules {
@@ -43,8 +43,8 @@ pub fn resize(
         "baseline": rules.baseline,
         "apply_exif": rules.apply_exif,
     });
-    let job = Job { out: job.out, verb: "resize", settings, overwrite: job.overwrite };
-    rewrite(&sources, storage, &job, progress, |item| match resized(rules, item) {
+    let output = Output { out: job.out, verb: "resize", settings, overwrite: job.overwrite };
+    rewrite(&sources, storage, &output, progress, |item| match resized(rules, item) {
         Some(bytes) => Verdict::Replace("jpg", bytes),
         None => Verdict::Keep,
     })

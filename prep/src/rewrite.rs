@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use crate::classes::copy_classes;
 use crate::error::PrepError;
 use crate::folder_lock::lock_folder;
+use crate::job::Job;
 use crate::parts::remove_parts;
 
 /// Number of samples that are read, processed on all cores and written at a time.
@@ -89,8 +90,8 @@ pub struct RewriteJob<'a> {
     pub overwrite: bool,
 }
 
-/// Output folder and identity of a job.
-pub(crate) struct Job<'a> {
+/// Output folder of a job, and what identifies the job.
+pub(crate) struct Output<'a> {
     /// Folder of the outputs.
     pub(crate) out: &'a Path,
     /// Name of the verb.
@@ -132,7 +133,7 @@ impl Item<'_> {
 pub(crate) fn rewrite(
     sources: &[Source],
     storage: &Storage,
-    job: &Job<'_>,
+    job: &Output<'_>,
     progress: &dyn Progress,
     judge: impl Fn(&Item<'_>) -> Verdict + Sync,
 ) -> Result<RewriteTotals, PrepError> {
@@ -294,26 +295,26 @@ pub fn claim(
 ) -> Result<(), PrepError> {
     fs::create_dir_all(out).map_err(|error| PrepError::io("create", out, error))?;
     let mark = out.join("job.json");
-    let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
-    match fs::read_to_string(&mark) {
-        Ok(text) if overwrite => {
-            let existing: Value = serde_json::from_str(&text).unwrap_or_default();
-            remove_parts(out, existing["verb"].as_str().unwrap_or(verb))?;
+    let this = Job(json!({ "verb": verb, "settings": settings, "inputs": inputs }));
+    let recorded = match Job::read(&mark) {
+        // A damaged description is overwritten, too.
+        Err(PrepError::Json { .. }) if overwrite => Some(Job(Value::Null)),
+        recorded => recorded?,
+    };
+    match recorded {
+        Some(other) if overwrite => {
+            remove_parts(out, other.verb().unwrap_or(verb))?;
             clear(out)?;
         }
-        Ok(text) => {
-            let existing: Value =
-                serde_json::from_str(&text).map_err(|error| PrepError::json(&mark, error))?;
-            if existing != this {
-                let verb = existing["verb"].as_str().unwrap_or("unknown").to_string();
-                return Err(PrepError::OtherJob { out: out.to_path_buf(), verb });
-            }
-            return Ok(());
+        Some(other) if other == this => return Ok(()),
+        Some(other) => {
+            let verb = other.verb().unwrap_or("unknown").to_string();
+            return Err(PrepError::OtherJob { out: out.to_path_buf(), verb });
         }
-        Err(_) if outputs(out)?.is_empty() => {}
-        Err(_) => return Err(PrepError::OtherShards { out: out.to_path_buf() }),
+        None if outputs(out)?.is_empty() => {}
+        None => return Err(PrepError::OtherShards { out: out.to_path_buf() }),
     }
-    file::replace(&mark, format!("{this}\n").as_bytes()).map_err(|error| PrepError::io("write", &mark, error))
+    this.replace(&mark)
 }
 
 /// Returns the files in `out` that have names of jobs' outputs.
