@@ -17,23 +17,16 @@ pub struct Indexed {
     pub n_samples: u64,
 }
 
-/// Rules by which indices are written.
-#[derive(Clone, Copy)]
-pub struct IndexRules {
-    /// `true` if local shards are read completely, for checksums.
-    pub checksums: bool,
-    /// `true` if existing indices are built again.
-    pub overwrite: bool,
-}
-
-/// Writes the indices of `shards` that `rules` demand: that of a local shard beside it, those of
-/// others into the cache.
+/// Writes the indices that `shards` lack: that of a local shard beside it, those of others into the
+/// cache. With `checksums`, local shards are read completely, for checksums; with `overwrite`,
+/// existing indices are built again.
 ///
 /// # Errors
 /// [`PipelineError`] when a shard cannot be read, or an index cannot be written.
 pub fn index_shards(
     shards: &[String],
-    rules: IndexRules,
+    checksums: bool,
+    overwrite: bool,
     storage: &Storage,
     progress: &dyn Progress,
 ) -> Result<Indexed, PipelineError> {
@@ -43,8 +36,8 @@ pub fn index_shards(
         .par_iter()
         .map(|source| -> Result<(u64, u64), PipelineError> {
             let counts = match &source.url {
-                ShardUrl::File(path) if source.is_read_in_place() => index_local(rules, path)?,
-                _ => index_remote(rules, source, storage)?,
+                ShardUrl::File(path) if source.is_read_in_place() => index_local(path, checksums, overwrite)?,
+                _ => index_remote(source, overwrite, storage)?,
             };
             progress.advance(1);
             Ok(counts)
@@ -60,12 +53,12 @@ pub fn index_shards(
 
 /// Writes the index of the shard at `path`, if needed; returns its number of samples, and 1 if it
 /// was written.
-fn index_local(rules: IndexRules, path: &Path) -> Result<(u64, u64), PipelineError> {
-    let known = if rules.overwrite { None } else { sidecar::load(path).ok().flatten() };
+fn index_local(path: &Path, checksums: bool, overwrite: bool) -> Result<(u64, u64), PipelineError> {
+    let known = if overwrite { None } else { sidecar::load(path).ok().flatten() };
     if let Some(known) = &known {
         let has_checksums = known.checksum.is_some();
         let is_current = sidecar::current_checksum(path).is_some();
-        if is_current || (!has_checksums && !rules.checksums) {
+        if is_current || (!has_checksums && !checksums) {
             let index = sidecar::open(path)?;
             if index == *known {
                 // The index was compared with the shard: later commands need not compare again.
@@ -76,7 +69,7 @@ fn index_local(rules: IndexRules, path: &Path) -> Result<(u64, u64), PipelineErr
     }
     // An index with checksums, which may be that of another file, is replaced by one with
     // checksums.
-    let wants_checksums = rules.checksums || known.is_some_and(|known| known.checksum.is_some());
+    let wants_checksums = checksums || known.is_some_and(|known| known.checksum.is_some());
     let index = if wants_checksums { sidecar::build_checked(path)? } else { sidecar::build(path)? };
     sidecar::save(&index, path)?;
     Ok((index.len() as u64, 1))
@@ -84,8 +77,8 @@ fn index_local(rules: IndexRules, path: &Path) -> Result<(u64, u64), PipelineErr
 
 /// Writes the index of a shard into the cache, if needed; returns its number of samples, and 1 if
 /// it was written.
-fn index_remote(rules: IndexRules, source: &Source, storage: &Storage) -> Result<(u64, u64), PipelineError> {
-    if rules.overwrite {
+fn index_remote(source: &Source, overwrite: bool, storage: &Storage) -> Result<(u64, u64), PipelineError> {
+    if overwrite {
         storage.forget(source)?;
     }
     let existed = storage.has_index(source)?;

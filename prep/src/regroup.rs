@@ -78,9 +78,9 @@ pub fn reshard(
     write(job, "reshard", settings, &sources, &shards, &parts, progress)
 }
 
-/// Divides the samples of `job` among `parts`, each a name and a relative share such as `train=0.9`.
-/// If samples have classes, each class is divided by the shares, unless `by_key` is set: then the
-/// part of a sample depends on its key and `seed` alone. Returns the counts by name.
+/// Divides the samples of `job` among `parts`, each a name and a relative share: `train=0.9`. If
+/// samples have classes, each class is divided by the shares, unless `by_key` is set: then the part
+/// of a sample depends on its key and `seed` alone. Returns the counts by name.
 ///
 /// # Errors
 /// [`PrepError`] when a part is invalid, when two samples have the same key, when the folder is
@@ -193,8 +193,8 @@ fn stratify(
     assigned
 }
 
-/// Writes the samples of `job` that `selection` names to shards that are named `prefix`. Returns the
-/// counts by prefix.
+/// Writes the samples of `job` that `selection` names to shards that are named `prefix`. Returns
+/// the counts by prefix.
 ///
 /// # Errors
 /// [`PrepError`] when some classes have no samples, when no samples are selected, when two of them

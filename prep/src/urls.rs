@@ -136,8 +136,8 @@ struct DownloadTotals {
     bytes: u64,
 }
 
-/// Packs the images of the list of URLs `job.input`; only the number of samples limits a shard. After
-/// each row, `report` is called with the number of rows that have failed.
+/// Packs the images of the list of URLs `job.input`; only the number of samples limits a shard.
+/// After each row, `report` is called with the number of rows that have failed.
 ///
 /// # Errors
 /// [`PrepError`] when the list has no URLs, when the folder is that of another job, or when shards

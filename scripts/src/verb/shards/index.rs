@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use pipeline::Storage;
-use prep::index::{IndexRules, Indexed, index_shards};
+use prep::index::{Indexed, index_shards};
 use serde_json::json;
 
 use crate::progress::StageBar;
@@ -28,8 +28,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let rules = IndexRules { checksums: args.checksums, overwrite: args.overwrite };
-    let indexed = index_shards(&args.shards, rules, storage, &StageBar::new())?;
+    let indexed = index_shards(&args.shards, args.checksums, args.overwrite, storage, &StageBar::new())?;
     let Indexed { n_shards, n_written, n_samples } = indexed;
     out!("{n_written} of {n_shards} shard(s) indexed, {n_samples} samples in total");
     if args.json {
