@@ -12,7 +12,7 @@ use crate::error::PrepError;
 ///
 /// # Errors
 /// [`PrepError::Jpeg`].
-pub fn jpeg(image: &Rgb8, quality: u8, is_gray: bool) -> Result<Vec<u8>, PrepError> {
+pub(crate) fn jpeg(image: &Rgb8, quality: u8, is_gray: bool) -> Result<Vec<u8>, PrepError> {
     let mut bytes = Cursor::new(Vec::new());
     let encoder = JpegEncoder::new_with_quality(&mut bytes, quality);
     let width_px = image.width_px;

@@ -157,6 +157,18 @@ pub enum PrepError {
         /// File of the result.
         path: PathBuf,
     },
+    /// A job in parts has no folder for the results of parts.
+    #[error("--part and --join need --out, the folder for the results of parts")]
+    NoResultFolder,
+    /// A whole job has a folder for the results of parts.
+    #[error("--out is for the results of parts: also pass --part K/N or --join N")]
+    ResultFolder,
+    /// Results of parts name samples that the shards do not have.
+    #[error("the parts in {} belong to other shards: remove them and rerun the parts", folder.display())]
+    PartsOfOtherShards {
+        /// Folder of the results.
+        folder: PathBuf,
+    },
     /// A folder of images is among the inputs of a job in parts.
     #[error(
         "{folder} is a folder of images, which cannot be divided into parts: pack it first, or run without \
@@ -224,6 +236,64 @@ pub enum PrepError {
         /// Shard of the second sample.
         shard: String,
     },
+    /// A part of a split has no valid name or share.
+    #[error("--part {part}: expected a name and a share above 0, such as train=0.9")]
+    BadShare {
+        /// The part, as it was given.
+        part: String,
+    },
+    /// Two parts of a split have the same name.
+    #[error("--part {name} is given twice")]
+    RepeatedShare {
+        /// The name.
+        name: String,
+    },
+    /// The prefix of shards is not the name of a file.
+    #[error("{name:?} is not a valid shard name")]
+    BadPrefix {
+        /// The prefix.
+        name: String,
+    },
+    /// No sample is to be written.
+    #[error("no samples were selected")]
+    NoneSelected,
+    /// Some of the wanted classes have no samples.
+    #[error("some of the classes {wanted} have no samples; the shards have {seen}")]
+    MissingClasses {
+        /// Classes that were asked for.
+        wanted: String,
+        /// Some of the classes that exist.
+        seen: String,
+    },
+    /// No sample has one of the wanted keys.
+    #[error("none of the {n_keys} keys was found in the {n_shards} shard(s)")]
+    MissingKeys {
+        /// Number of keys that were asked for.
+        n_keys: usize,
+        /// Number of shards that were searched.
+        n_shards: usize,
+    },
+    /// A file to be written exists.
+    #[error("{} exists; pass --overwrite or choose another --out", path.display())]
+    FileExists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The input is not a list of addresses.
+    #[error("{} is not a .txt, .csv, .tsv or .jsonl list of URLs", path.display())]
+    NotUrls {
+        /// The input.
+        path: PathBuf,
+    },
+    /// A list of addresses is empty.
+    #[error("{} contains no URLs", path.display())]
+    NoUrls {
+        /// The list.
+        path: PathBuf,
+    },
+    /// The client for requests could not be started; the text is that of the system.
+    #[error(transparent)]
+    Client(std::io::Error),
     /// A folder has another list of classes than the shards.
     #[error("{} lists other classes than {}; choose another --out", path.display(), list.display())]
     OtherClassList {

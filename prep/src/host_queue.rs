@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Queue of the numbers of waiting URLs. Shared by the threads that fetch.
-pub struct HostQueue<'a> {
+pub(crate) struct HostQueue<'a> {
     urls: &'a [&'a str],
     per_host: usize,
     state: Mutex<State<'a>>,
@@ -29,16 +29,20 @@ struct Host {
 }
 
 /// An item that is being fetched. Dropping it frees a slot of its server.
-pub struct Turn<'q, 'a> {
+pub(crate) struct Turn<'q, 'a> {
     /// Number of the URL.
-    pub item: usize,
+    pub(crate) item: usize,
     queue: &'q HostQueue<'a>,
 }
 
 impl<'a> HostQueue<'a> {
     /// Creates a queue of the items `waiting`, with at most `per_host` concurrent fetches from a
     /// server.
-    pub fn new(urls: &'a [&'a str], waiting: impl IntoIterator<Item = usize>, per_host: usize) -> Self {
+    pub(crate) fn new(
+        urls: &'a [&'a str],
+        waiting: impl IntoIterator<Item = usize>,
+        per_host: usize,
+    ) -> Self {
         let mut state = State { horizon: usize::MAX, ..State::default() };
         for item in waiting {
             state.hosts.entry(host_name(urls[item])).or_default().waiting.push_back(item);
@@ -49,13 +53,13 @@ impl<'a> HostQueue<'a> {
     }
 
     /// Prevents items from `horizon` on from being taken.
-    pub fn set_horizon(&self, horizon: usize) {
+    pub(crate) fn set_horizon(&self, horizon: usize) {
         self.lock().horizon = horizon;
         self.changed.notify_all();
     }
 
     /// Empties the queue; [`take`](Self::take) returns `None` from now on.
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.n_waiting = 0;
         state.free.clear();
@@ -64,7 +68,7 @@ impl<'a> HostQueue<'a> {
     }
 
     /// Takes the next item whose server is free; waits for one. Returns `None` if no item is left.
-    pub fn take(&self) -> Option<Turn<'_, 'a>> {
+    pub(crate) fn take(&self) -> Option<Turn<'_, 'a>> {
         let mut state = self.lock();
         loop {
             if state.n_waiting == 0 {

@@ -10,25 +10,25 @@ use crate::error::PrepError;
 
 /// A line of a list.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ListRow {
+pub(crate) struct ListRow {
     /// Path or URL.
-    pub target: String,
+    pub(crate) target: String,
     /// Class of the image, if it has one.
-    pub label: Option<String>,
+    pub(crate) label: Option<String>,
     /// Caption of the image, if it has one.
-    pub caption: Option<String>,
+    pub(crate) caption: Option<String>,
     /// All columns but that of the target.
-    pub columns: Map<String, Value>,
+    pub(crate) columns: Map<String, Value>,
 }
 
 /// Returns `true` if `path` has the name of a list.
-pub fn is_list(path: &Path) -> bool {
+pub(crate) fn is_list(path: &Path) -> bool {
     matches!(extension(path).as_deref(), Some("txt" | "csv" | "tsv" | "jsonl"))
 }
 
 /// Kind of name in each line of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub(crate) enum Target {
     /// A file, relative to the folder of the list.
     File,
     /// An address on a server.
@@ -68,7 +68,7 @@ impl Target {
 ///
 /// # Errors
 /// [`PrepError`] when the list cannot be read or has no such column.
-pub fn read(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
+pub(crate) fn read(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
     let metadata = std::fs::metadata(path).map_err(|error| PrepError::io("read", path, error))?;
     if !metadata.is_file() {
         // Reading a pipe would wait for a writer, and a device may have no end.

@@ -30,7 +30,7 @@ use crate::image_file::read_files;
 use crate::keys::Keys;
 use crate::order::shuffle;
 pub use crate::pack_job::PackJob;
-use crate::pack_job::{Contents, claim, job_path, shard_path};
+use crate::pack_job::{Contents, claim, failures_path, job_path, shard_path};
 use crate::parts::Work;
 
 /// Number of images that are read, on all cores, before they are written.
@@ -83,6 +83,18 @@ impl Packed {
             );
         }
         bits.report(&DecodeRules::default(), "scale them with data.bits_used in a recipe");
+    }
+
+    /// Returns the counts as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "samples": self.n_samples,
+            "classes": self.n_classes,
+            "shards": self.shards.len(),
+            "shards_there": self.n_existing,
+            "failed": self.failures.as_ref().map_or(0, |(_, n)| *n),
+            "skipped": self.skipped,
+        })
     }
 }
 
@@ -190,12 +202,6 @@ fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits
     }
     let files = files.iter().map(|(extension, len)| (extension.as_str(), *len));
     Ok(sample_bytes(key, files.chain(label).chain(columns)))
-}
-
-/// Returns the path of the list of images that could not be packed into a shard. The file exists if
-/// there are any.
-fn failures_path(job: &PackJob<'_>, shard: usize) -> PathBuf {
-    shard_path(job, shard).with_extension("failures.jsonl")
 }
 
 /// Writes a shard.

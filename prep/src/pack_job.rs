@@ -7,13 +7,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use pipeline::shard::write::ShardLimits;
-use pipeline::{ColumnNames, PipelineError, file};
-use serde_json::{Value, json};
+use pipeline::{ColumnNames, PipelineError};
+use serde_json::json;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::bands::Sample;
 use crate::classes::Classes;
 use crate::error::PrepError;
+use crate::job::Job;
 use crate::parts::{Part, Work, check_none_missing};
 
 /// Images to pack, and the settings.
@@ -58,7 +59,7 @@ pub(crate) fn claim(job: &PackJob<'_>, contents: &Contents) -> Result<(), PrepEr
     let mark = job_path(job);
     let existing_shard =
         (0..contents.shards.len()).map(|shard| shard_path(job, shard)).find(|path| path.exists());
-    match read_job(&mark)? {
+    match Job::read(&mark)? {
         Some(recorded) if recorded == this => return Ok(()),
         // A whole job that has written nothing may start over with other flags. In a job in parts,
         // another part could be about to write.
@@ -78,26 +79,15 @@ pub(crate) fn claim(job: &PackJob<'_>, contents: &Contents) -> Result<(), PrepEr
             }
         }
     }
-    let is_new = file::create_new(&mark, format!("{this}\n").as_bytes())
-        .map_err(|error| PrepError::io("write", &mark, error))?;
-    if is_new || read_job(&mark)?.as_ref() == Some(&this) {
+    if this.create(&mark)? {
         Ok(())
     } else {
         Err(PrepError::PackBegun { prefix: job.prefix.to_string(), out: job.out.to_path_buf() })
     }
 }
 
-/// Reads the description of a job at `path`; `None` if there is none.
-fn read_job(path: &Path) -> Result<Option<Value>, PrepError> {
-    match fs::read_to_string(path) {
-        Ok(text) => serde_json::from_str(&text).map(Some).map_err(|error| PrepError::json(path, error)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(PrepError::io("read", path, error)),
-    }
-}
-
 /// Describes a job by everything that affects its shards.
-fn description(job: &PackJob<'_>, contents: &Contents) -> Value {
+fn description(job: &PackJob<'_>, contents: &Contents) -> Job {
     let mut hash = Xxh3::new();
     for ((key, Sample { entry, .. }), size_bytes) in contents.samples.iter().zip(&contents.sizes_bytes) {
         let line = json!([key, entry.name, entry.class, entry.columns, size_bytes]);
@@ -110,13 +100,13 @@ fn description(job: &PackJob<'_>, contents: &Contents) -> Value {
         hash.update(name.as_bytes());
     }
     let input = job.input.canonicalize().unwrap_or_else(|_| job.input.to_path_buf());
-    json!({
+    Job(json!({
         "verb": "pack",
         "input": input.display().to_string(),
         "parts": job.work.n_parts(),
         "shards": contents.shards.len(),
         "contents": format!("{:016x}", hash.digest()),
-    })
+    }))
 }
 
 /// Returns the path of the description of the job.
@@ -127,4 +117,9 @@ pub(crate) fn job_path(job: &PackJob<'_>) -> PathBuf {
 /// Returns the path of shard number `shard`.
 pub(crate) fn shard_path(job: &PackJob<'_>, shard: usize) -> PathBuf {
     job.out.join(format!("{}-{shard:06}.tar", job.prefix))
+}
+
+/// Returns the path of the list of images that could not be packed into a shard.
+pub(crate) fn failures_path(job: &PackJob<'_>, shard: usize) -> PathBuf {
+    shard_path(job, shard).with_extension("failures.jsonl")
 }

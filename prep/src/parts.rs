@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use augment::DecodeRules;
 use pipeline::identity::FileStamp;
 use pipeline::shard::sidecar;
 use pipeline::url::ShardUrl;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::error::PrepError;
+use crate::job::Job;
 use crate::open::Inputs;
 
 /// Most parts of a job: each has a file of its own.
@@ -49,14 +51,25 @@ pub enum Work {
 pub struct PartResults {
     folder: PathBuf,
     verb: &'static str,
-    /// Everything that affects the results.
-    job: Value,
+    job: Job,
 }
 
-/// What a command has of a job after [`PartResults::compute`].
+/// Images that a job reads, and its share of them.
+pub struct ReadJob<'a> {
+    /// Shards, and folders of images.
+    pub specs: &'a [String],
+    /// Rules for decoding the images.
+    pub rules: &'a DecodeRules,
+    /// Share of the job.
+    pub work: Work,
+    /// Folder for the results of parts.
+    pub out: Option<&'a Path>,
+}
+
+/// What a command has of a job after it has done its share.
 pub enum Share<T> {
-    /// Results of the whole job, or of all parts in their order.
-    All(Vec<T>),
+    /// The result of the whole job, or of all parts.
+    All(T),
     /// The result of a part was computed, and saved.
     Saved {
         /// The part.
@@ -76,7 +89,7 @@ pub enum Share<T> {
 /// Text of the file of a part's result, which is sealed ([`file::seal`]).
 #[derive(Serialize, Deserialize)]
 struct Saved<T> {
-    job: Value,
+    job: Job,
     /// The part, as K/N: its file may have been renamed.
     part: String,
     result: T,
@@ -170,14 +183,28 @@ impl Work {
     }
 }
 
+impl<T> Share<T> {
+    /// Applies `f` to the result of the whole job, if there is one.
+    ///
+    /// # Errors
+    /// That of `f`.
+    pub fn try_map<U, E>(self, f: impl FnOnce(T) -> Result<U, E>) -> Result<Share<U>, E> {
+        match self {
+            Self::All(result) => Ok(Share::All(f(result)?)),
+            Self::Saved { part, path } => Ok(Share::Saved { part, path }),
+            Self::Existing { part, path } => Ok(Share::Existing { part, path }),
+        }
+    }
+}
+
 impl PartResults {
     /// Describes the results of `verb` in `folder`. `job` holds everything that affects them.
     pub fn new(folder: &Path, verb: &'static str, job: Value) -> Self {
-        Self { folder: folder.to_path_buf(), verb, job }
+        Self { folder: folder.to_path_buf(), verb, job: Job(job) }
     }
 
-    /// Computes all `n` items by `compute`, or reads the results of all parts. A part computes and
-    /// saves its own items, unless its result exists.
+    /// Computes all `n` items by `compute`, or reads the results of all parts, in their order. A
+    /// part computes and saves its own items, unless its result exists.
     ///
     /// # Errors
     /// That of `compute`, or [`PrepError`] when a result cannot be read or written, or is of
@@ -187,7 +214,7 @@ impl PartResults {
         work: Work,
         n: usize,
         compute: impl FnOnce(Range<usize>) -> Result<T, E>,
-    ) -> Result<Share<T>, E>
+    ) -> Result<Share<Vec<T>>, E>
     where
         T: Serialize + DeserializeOwned,
         E: From<PrepError>,
@@ -243,6 +270,19 @@ impl PartResults {
     fn path(&self, part: Part) -> PathBuf {
         let Part { number, n_parts } = part;
         self.folder.join(format!("{}.part-{number:05}-of-{n_parts:05}.json", self.verb))
+    }
+}
+
+/// Returns `out`, the folder of parts' results, which a job in parts needs.
+///
+/// # Errors
+/// [`PrepError::NoResultFolder`] if a job in parts has none, or [`PrepError::ResultFolder`] if a
+/// whole job has one.
+pub(crate) fn result_folder(out: Option<&Path>, work: Work) -> Result<&Path, PrepError> {
+    match (out, work) {
+        (None, Work::Part(_) | Work::Join(_)) => Err(PrepError::NoResultFolder),
+        (Some(_), Work::Whole) => Err(PrepError::ResultFolder),
+        (out, _) => Ok(out.unwrap_or(Path::new(""))),
     }
 }
 

@@ -18,23 +18,24 @@ use serde_json::{Value, json};
 use crate::classes::copy_classes;
 use crate::error::PrepError;
 use crate::folder_lock::lock_folder;
+use crate::job::Job;
 use crate::parts::remove_parts;
 
 /// Number of samples that are read, processed on all cores and written at a time.
 const CHUNK: usize = 256;
 
 /// A sample of a shard.
-pub struct Item<'a> {
+pub(crate) struct Item<'a> {
     /// Shard of the sample.
-    pub shard: &'a Shard,
+    pub(crate) shard: &'a Shard,
     /// Position in the shard.
-    pub number: usize,
+    pub(crate) number: usize,
     /// Members: extension and bytes.
-    pub members: Vec<(String, Vec<u8>)>,
+    pub(crate) members: Vec<(String, Vec<u8>)>,
 }
 
 /// Decision about a sample.
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Write the sample unchanged.
     Keep,
     /// Write the sample with another image: extension and bytes.
@@ -64,27 +65,52 @@ pub struct RewriteTotals {
     pub list: Option<PathBuf>,
 }
 
-/// Output folder and identity of a job.
-pub struct Job<'a> {
+impl RewriteTotals {
+    /// Returns the counts as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "shards": self.n_shards,
+            "shards_there": self.n_existing_shards,
+            "kept": self.n_kept,
+            "changed": self.n_replaced,
+            "dropped": self.n_dropped,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+        })
+    }
+}
+
+/// Shards to rewrite or to extract, and where to.
+pub struct RewriteJob<'a> {
+    /// The shards: paths, patterns, folders, or URLs.
+    pub shards: &'a [String],
     /// Folder of the outputs.
     pub out: &'a Path,
-    /// Name of the verb.
-    pub verb: &'static str,
-    /// All settings that affect the output.
-    pub settings: Value,
     /// `true` if the output of an earlier job is deleted.
     pub overwrite: bool,
 }
 
+/// Output folder of a job, and what identifies the job.
+pub(crate) struct Output<'a> {
+    /// Folder of the outputs.
+    pub(crate) out: &'a Path,
+    /// Name of the verb.
+    pub(crate) verb: &'static str,
+    /// All settings that affect the output.
+    pub(crate) settings: Value,
+    /// `true` if the output of an earlier job is deleted.
+    pub(crate) overwrite: bool,
+}
+
 impl Item<'_> {
     /// Returns the image of the sample: extension and bytes.
-    pub fn image(&self) -> Option<&(String, Vec<u8>)> {
+    pub(crate) fn image(&self) -> Option<&(String, Vec<u8>)> {
         use pipeline::shard::IMAGE_EXTENSIONS;
         IMAGE_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
     }
 
     /// Returns the files of the sample's image: one, or one for each band.
-    pub fn files(&self) -> Vec<&[u8]> {
+    pub(crate) fn files(&self) -> Vec<&[u8]> {
         if let Some((_, bytes)) = self.image() {
             return vec![bytes];
         }
@@ -95,7 +121,7 @@ impl Item<'_> {
     }
 
     /// Returns the key of the sample.
-    pub fn key(&self) -> &str {
+    fn key(&self) -> &str {
         self.shard.key(self.number)
     }
 }
@@ -104,10 +130,10 @@ impl Item<'_> {
 ///
 /// # Errors
 /// [`PrepError`] when the folder is that of another job, or when shards cannot be read or written.
-pub fn rewrite(
+pub(crate) fn rewrite(
     sources: &[Source],
     storage: &Storage,
-    job: &Job<'_>,
+    job: &Output<'_>,
     progress: &dyn Progress,
     judge: impl Fn(&Item<'_>) -> Verdict + Sync,
 ) -> Result<RewriteTotals, PrepError> {
@@ -269,26 +295,26 @@ pub fn claim(
 ) -> Result<(), PrepError> {
     fs::create_dir_all(out).map_err(|error| PrepError::io("create", out, error))?;
     let mark = out.join("job.json");
-    let this = json!({ "verb": verb, "settings": settings, "inputs": inputs });
-    match fs::read_to_string(&mark) {
-        Ok(text) if overwrite => {
-            let existing: Value = serde_json::from_str(&text).unwrap_or_default();
-            remove_parts(out, existing["verb"].as_str().unwrap_or(verb))?;
+    let this = Job(json!({ "verb": verb, "settings": settings, "inputs": inputs }));
+    let recorded = match Job::read(&mark) {
+        // A damaged description is overwritten, too.
+        Err(PrepError::Json { .. }) if overwrite => Some(Job(Value::Null)),
+        recorded => recorded?,
+    };
+    match recorded {
+        Some(other) if overwrite => {
+            remove_parts(out, other.verb().unwrap_or(verb))?;
             clear(out)?;
         }
-        Ok(text) => {
-            let existing: Value =
-                serde_json::from_str(&text).map_err(|error| PrepError::json(&mark, error))?;
-            if existing != this {
-                let verb = existing["verb"].as_str().unwrap_or("unknown").to_string();
-                return Err(PrepError::OtherJob { out: out.to_path_buf(), verb });
-            }
-            return Ok(());
+        Some(other) if other == this => return Ok(()),
+        Some(other) => {
+            let verb = other.verb().unwrap_or("unknown").to_string();
+            return Err(PrepError::OtherJob { out: out.to_path_buf(), verb });
         }
-        Err(_) if outputs(out)?.is_empty() => {}
-        Err(_) => return Err(PrepError::OtherShards { out: out.to_path_buf() }),
+        None if outputs(out)?.is_empty() => {}
+        None => return Err(PrepError::OtherShards { out: out.to_path_buf() }),
     }
-    file::replace(&mark, format!("{this}\n").as_bytes()).map_err(|error| PrepError::io("write", &mark, error))
+    this.replace(&mark)
 }
 
 /// Returns the files in `out` that have names of jobs' outputs.
@@ -319,7 +345,7 @@ fn clear(out: &Path) -> Result<(), PrepError> {
 ///
 /// # Errors
 /// [`PrepError::SameNames`].
-pub fn check_names(sources: &[Source]) -> Result<(), PrepError> {
+pub(crate) fn check_names(sources: &[Source]) -> Result<(), PrepError> {
     let mut names = HashSet::new();
     match sources.iter().find(|source| !names.insert(source.url.tar_name())) {
         Some(source) => Err(PrepError::SameNames { shard: source.url.to_string() }),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use pipeline::shard::write::{ShardLimits, ShardWriter};
 use pipeline::{Progress, Shard};
+use serde_json::{Value, json};
 
 use crate::error::PrepError;
 
@@ -15,6 +16,13 @@ pub struct SampleOptions {
     pub limits: ShardLimits,
     /// `true` if samples get new keys, by number.
     pub renumber: bool,
+}
+
+impl SampleOptions {
+    /// Returns the options as part of the identity of a job.
+    pub fn identity(&self) -> Value {
+        json!([self.limits.max_samples, self.limits.max_bytes, self.renumber])
+    }
 }
 
 /// Writes samples, each a shard and a number in it, to shards in `out` that are named `prefix`; a

@@ -113,7 +113,8 @@ fn prep_code(error: &PrepError) -> u8 {
         PrepError::Io { .. }
         | PrepError::Walk { .. }
         | PrepError::Table { .. }
-        | PrepError::FileSystem { .. } => DATA,
+        | PrepError::FileSystem { .. }
+        | PrepError::Client(_) => DATA,
         PrepError::Line { .. }
         | PrepError::Missing { .. }
         | PrepError::NotImages { .. }
@@ -129,6 +130,9 @@ fn prep_code(error: &PrepError) -> u8 {
         | PrepError::MissingParts { .. }
         | PrepError::DamagedPart { .. }
         | PrepError::OtherPart { .. }
+        | PrepError::NoResultFolder
+        | PrepError::ResultFolder
+        | PrepError::PartsOfOtherShards { .. }
         | PrepError::UndividedFolder { .. }
         | PrepError::OtherJob { .. }
         | PrepError::OtherShards { .. }
@@ -137,6 +141,15 @@ fn prep_code(error: &PrepError) -> u8 {
         | PrepError::InOutput { .. }
         | PrepError::SameNames { .. }
         | PrepError::RepeatedKey { .. }
+        | PrepError::BadShare { .. }
+        | PrepError::RepeatedShare { .. }
+        | PrepError::BadPrefix { .. }
+        | PrepError::NoneSelected
+        | PrepError::MissingClasses { .. }
+        | PrepError::MissingKeys { .. }
+        | PrepError::FileExists { .. }
+        | PrepError::NotUrls { .. }
+        | PrepError::NoUrls { .. }
         | PrepError::OtherClassList { .. }
         | PrepError::OtherClasses { .. }
         | PrepError::UnknownClass { .. }

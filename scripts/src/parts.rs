@@ -2,7 +2,6 @@
 //! puts the results of all shares together.
 
 use std::ops::Range;
-use std::path::Path;
 
 use anyhow::bail;
 use prep::parts::{MOST_PARTS, Part, PartResults, Share, Work};
@@ -58,31 +57,21 @@ pub(crate) fn compute_share<T: Serialize + DeserializeOwned>(
     n: usize,
     compute: impl FnOnce(Range<usize>) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<Vec<T>>> {
-    match results.compute(work, n, compute)? {
-        Share::All(parts) => Ok(Some(parts)),
+    Ok(result_of_all(results.compute(work, n, compute)?))
+}
+
+/// Returns the result of the whole job or of all parts. For a part, prints where its result is, and
+/// returns `None`.
+pub(crate) fn result_of_all<T>(share: Share<T>) -> Option<T> {
+    match share {
+        Share::All(result) => Some(result),
         Share::Saved { part, path } => {
             out!("part {part}: {}", path.display());
-            Ok(None)
+            None
         }
         Share::Existing { part, path } => {
             say(format!("part {part} is already done: {}; remove the file to redo it", path.display()));
-            Ok(None)
+            None
         }
-    }
-}
-
-/// Returns the folder of parts' results, which a job in parts needs.
-///
-/// # Errors
-/// If a job in parts has none, or a whole job has one.
-pub(crate) fn folder(out: Option<&Path>, work: Work) -> anyhow::Result<&Path> {
-    match (out, work) {
-        (None, Work::Part(_) | Work::Join(_)) => {
-            bail!("--part and --join need --out, the folder for the results of parts")
-        }
-        (Some(_), Work::Whole) => {
-            bail!("--out is for the results of parts: also pass --part K/N or --join N")
-        }
-        (out, _) => Ok(out.unwrap_or(Path::new(""))),
     }
 }

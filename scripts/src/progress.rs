@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, T
 use pipeline::Progress;
 use serde_json::Map;
 
-use crate::console::{animate, draws, line_every, say_progress, shows_progress};
+use crate::console::{animate, draws, line_every, say, say_progress, shows_progress};
 
 /// Returns a bar of `total` items, labeled `label`; without a terminal, it prints a line every
 /// [`line_every`].
@@ -38,6 +38,17 @@ impl StageBar {
     /// Creates the bars.
     pub(crate) fn new() -> Self {
         Self(bar(0, ""))
+    }
+
+    /// Prints a message above the bar.
+    pub(crate) fn say(&self, line: &str) {
+        // Before the first stage there is no bar, which `suspend` would draw.
+        if self.0.length() == Some(0) { say(line) } else { self.0.suspend(|| say(line)) }
+    }
+
+    /// Shows `text` at the end of the bar.
+    pub(crate) fn set_message(&self, text: String) {
+        self.0.set_message(text);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use pipeline::shard::write::ShardLimits;
 use prep::samples::SampleOptions;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Flags of shards that hold chosen samples.
 #[derive(clap::Args)]
@@ -21,13 +21,12 @@ pub(crate) struct LimitFlags {
 impl LimitFlags {
     /// Returns the form of the shards.
     pub(crate) fn options(&self) -> SampleOptions {
-        let max_samples = self.samples_per_shard.max(1);
-        let limits = ShardLimits { max_samples, max_bytes: self.bytes_per_shard };
+        let limits = ShardLimits { max_samples: self.samples_per_shard, max_bytes: self.bytes_per_shard };
         SampleOptions { limits, renumber: self.renumber }
     }
 
     /// Returns the flags as part of the identity of a job.
     pub(crate) fn identity(&self) -> Value {
-        json!([self.samples_per_shard, self.bytes_per_shard, self.renumber])
+        self.options().identity()
     }
 }

@@ -1,4 +1,3 @@
 //! Flags of commands that write shards.
 
 pub(crate) mod limits;
-pub(crate) mod rewrite;

@@ -1,14 +1,12 @@
 //! `ocelli shards`: make, check and list shards.
 
-mod constants;
 mod dedup;
 mod extract;
-mod filter;
 mod index;
 mod ls;
 mod pack;
 mod regroup;
-mod resize;
+mod rewrite;
 mod sheet;
 mod stats;
 pub(crate) mod synth;
@@ -43,9 +41,9 @@ enum Verb {
     /// Draw a contact sheet of images, unmodified or as a recipe's augmented views.
     ContactSheet(sheet::Args),
     /// Shrink large images to a given short side, and convert progressive JPEGs to baseline.
-    Resize(resize::Args),
+    Resize(rewrite::ResizeArgs),
     /// Drop images that are corrupt, too small, too elongated or blank.
-    Filter(filter::Args),
+    Filter(rewrite::FilterArgs),
     /// Find exact and near duplicates, within a set and against a test set.
     Dedup(dedup::Args),
     /// Rewrite the samples into shards of a different size or order.
@@ -67,8 +65,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         Verb::Index(args) => index::run(args, storage),
         Verb::Stats(args) => stats::run(args, storage),
         Verb::ContactSheet(args) => sheet::run(args, storage),
-        Verb::Resize(args) => resize::run(args, storage),
-        Verb::Filter(args) => filter::run(args, storage),
+        Verb::Resize(args) => rewrite::run_resize(args, storage),
+        Verb::Filter(args) => rewrite::run_filter(args, storage),
         Verb::Dedup(args) => dedup::run(args, storage),
         Verb::Reshard(args) => regroup::reshard(args, storage),
         Verb::Split(args) => regroup::split(args, storage),

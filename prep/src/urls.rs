@@ -1,4 +1,4 @@
-//! `ocelli shards pack --urls`: packs the images of a list of URLs into shards.
+//! Packing of the images of a list of URLs into shards.
 //!
 //! Shard `k` holds the images of rows `[k·n, (k+1)·n)` that were fetched and can be decoded, in the
 //! order in which they arrived; the key of a sample is the number of its row in the order of
@@ -6,41 +6,98 @@
 //! the addresses have no passwords or signatures: these are left out. A job that was stopped
 //! continues with the shards that are missing.
 
-use pipeline::secrets::address_without_secrets;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
 use augment::facts::facts;
 use augment::{DecodeRules, Image};
+use crossbeam::channel::bounded;
 use pipeline::remote::{Client, GetLimits, RetryPolicy};
+use pipeline::secrets::address_without_secrets;
 use pipeline::shard::write::ShardFile;
-use pipeline::{ColumnNames, file};
+use pipeline::{Progress, file};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::flags::Args;
-use crate::progress::bar;
-use crate::storage::jitter_seed;
-use prep::classes::Classes;
-use prep::classes::write_classes;
-use prep::folder_lock::lock_for;
-use prep::host_queue::HostQueue;
-use prep::list;
-use prep::list::ListRow;
-use prep::names::shard_list;
-use prep::order::shuffle;
-use prep::parts::Work;
-use prep::rewrite::claim;
+use crate::classes::{Classes, write_classes};
+use crate::error::PrepError;
+use crate::folder_lock::lock_for;
+use crate::host_queue::HostQueue;
+use crate::list;
+use crate::list::ListRow;
+use crate::order::shuffle;
+use crate::pack_job::{PackJob, failures_path, shard_path};
+use crate::parts::Work;
+use crate::rewrite::claim;
 
 /// Number of shards that may be open at a time: a slow server keeps its shard open, but does not
 /// block all work.
 const OPEN_SHARDS: usize = 4;
+
+/// Rules for requests.
+pub struct WebRules {
+    /// Number of images that are fetched at a time.
+    pub connections: usize,
+    /// Number of images that are fetched from one server at a time.
+    pub per_host: usize,
+    /// Number of retries per image.
+    pub retries: u32,
+    /// Limit of the time for an image, all retries included, in seconds.
+    pub timeout_s: u64,
+    /// Maximum size of an image, in megabytes.
+    pub max_mb: u64,
+    /// `true` if images are fetched even if their owners opt out.
+    pub ignore_opt_out: bool,
+    /// Seed of the waits after failures ([`RetryPolicy::jitter_seed`]).
+    pub jitter_seed: u64,
+}
+
+/// Result of packing images of a list of URLs.
+pub struct PackedUrls {
+    /// Number of images that were fetched now.
+    pub n_fetched: u64,
+    /// Number of rows that failed now.
+    pub n_failed: u64,
+    /// Bytes of the images that were fetched now.
+    pub bytes: u64,
+    /// Time for fetching, in seconds.
+    pub seconds: f64,
+    /// Number of rows of this command's share.
+    pub n_rows: usize,
+    /// Number of them that have failed, now or before.
+    pub n_failed_in_all: usize,
+    /// Number of shards of the whole job.
+    pub n_shards: usize,
+    /// Numbers of the shards of this command's share.
+    pub shards: Range<usize>,
+    /// List of the rows that have failed, with reasons. A part has a list for each shard.
+    pub failures: Option<PathBuf>,
+    /// `true` if classes are numbered by a list of names, which is beside the shards.
+    pub has_class_names: bool,
+}
+
+impl PackedUrls {
+    /// Returns the number of rows of this command's share that were in shards before.
+    pub fn n_existing(&self) -> u64 {
+        self.n_rows as u64 - self.n_fetched - self.n_failed
+    }
+
+    /// Returns the counts as JSON.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "rows_there": self.n_existing(),
+            "fetched": self.n_fetched,
+            "failed": self.n_failed,
+            "failed_in_all": self.n_failed_in_all,
+            "rows": self.n_rows,
+            "shards": self.shards.len(),
+        })
+    }
+}
 
 /// An image that was fetched.
 struct Fetched {
@@ -59,7 +116,7 @@ struct Open {
 
 /// Writer of rows in the order of their arrival, each into its shard.
 struct Writer<'a> {
-    args: &'a Args,
+    job: &'a PackJob<'a>,
     rows: &'a [ListRow],
     classes: &'a Classes,
     /// Number of rows of a shard.
@@ -79,64 +136,82 @@ struct DownloadTotals {
     bytes: u64,
 }
 
-pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode> {
-    if !list::is_list(&args.input) {
-        bail!("{} is not a .txt, .csv, .tsv or .jsonl list of URLs", args.input.display());
+/// Packs the images of the list of URLs `job.input`; only the number of samples limits a shard.
+/// After each row, `report` is called with the number of rows that have failed.
+///
+/// # Errors
+/// [`PrepError`] when the list has no URLs, when the folder is that of another job, or when shards
+/// cannot be written. An image that cannot be fetched is no error.
+pub fn pack_urls(
+    job: &PackJob<'_>,
+    web: &WebRules,
+    progress: &dyn Progress,
+    report: &dyn Fn(u64),
+) -> Result<PackedUrls, PrepError> {
+    if !list::is_list(job.input) {
+        return Err(PrepError::NotUrls { path: job.input.to_path_buf() });
     }
-    let mut rows = list::read(&args.input, list::Target::Url, columns)?;
+    let mut rows = list::read(job.input, list::Target::Url, job.columns)?;
     if rows.is_empty() {
-        bail!("{} contains no URLs", args.input.display());
+        return Err(PrepError::NoUrls { path: job.input.to_path_buf() });
     }
-    let work = args.parts.work();
-    work.check_overwrite(args.web.overwrite)?;
-    let _lock = lock_for(work, &args.out, &args.prefix)?;
-    let classes = Classes::from_labels(
-        args.classes.as_deref(),
-        &args.out,
-        args.web.overwrite,
-        rows.iter().filter_map(|row| row.label.as_ref()),
-    )?;
+    job.work.check_overwrite(job.overwrite)?;
+    let _lock = lock_for(job.work, job.out, job.prefix)?;
+    let labels = rows.iter().filter_map(|row| row.label.as_ref());
+    let classes = Classes::from_labels(job.classes, job.out, job.overwrite, labels)?;
     // A label without a number is reported before anything is fetched.
     for label in rows.iter().filter_map(|row| row.label.as_ref()) {
         classes.number(label)?;
     }
-    shuffle(&mut rows, args.seed);
-    let text = fs::read(&args.input).with_context(|| format!("cannot read {}", args.input.display()))?;
+    shuffle(&mut rows, job.seed);
+    claim_folder(job, web, &classes)?;
+    if let Some(names) = classes.names() {
+        write_classes(job.out, names)?;
+    }
+    let start = Instant::now();
+    let totals = fetch_all(job, web, &rows, &classes, progress, report)?;
+    summarize(job, &classes, rows.len(), &totals, start.elapsed())
+}
+
+/// Records the job in its folder, or checks that the recorded job is this one.
+fn claim_folder(job: &PackJob<'_>, web: &WebRules, classes: &Classes) -> Result<(), PrepError> {
+    let text = fs::read(job.input).map_err(|error| PrepError::io("read", job.input, error))?;
     let mut settings = json!({
-        "prefix": args.prefix,
-        "samples_per_shard": args.samples_per_shard,
-        "seed": args.seed,
-        "max_mb": args.web.max_mb,
-        "ignore_opt_out": args.web.ignore_opt_out,
+        "prefix": job.prefix,
+        "samples_per_shard": job.limits.max_samples,
+        "seed": job.seed,
+        "max_mb": web.max_mb,
+        "ignore_opt_out": web.ignore_opt_out,
         // Jobs with different numberings of the classes are different.
         "classes": classes.names().map(|names| format!("{:016x}", xxh3_64(names.join("\n").as_bytes()))),
     });
-    if work.n_parts() > 1 {
-        settings["parts"] = json!(work.n_parts());
+    if job.work.n_parts() > 1 {
+        settings["parts"] = json!(job.work.n_parts());
     }
     let inputs = vec![json!(format!("{:016x}", xxh3_64(&text)))];
-    claim(inputs, &args.out, "pack --urls", &settings, args.web.overwrite)?;
-    if let Some(names) = classes.names() {
-        write_classes(&args.out, names)?;
-    }
-    let start = Instant::now();
-    let totals = fetch_all(args, &rows, &classes)?;
-    finish(args, &classes, rows.len(), &totals, start.elapsed())
+    claim(inputs, job.out, "pack --urls", &settings, job.overwrite)
 }
 
 /// Fetches the rows of all missing shards.
-fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result<DownloadTotals> {
-    let mut writer = Writer::new(args, rows, classes);
-    args.parts.work().check_done(rows.len().div_ceil(writer.n), &writer.missing)?;
+fn fetch_all(
+    job: &PackJob<'_>,
+    web: &WebRules,
+    rows: &[ListRow],
+    classes: &Classes,
+    progress: &dyn Progress,
+    report: &dyn Fn(u64),
+) -> Result<DownloadTotals, PrepError> {
+    let mut writer = Writer::new(job, rows, classes);
+    job.work.check_done(rows.len().div_ceil(writer.n), &writer.missing)?;
     let urls: Vec<&str> = rows.iter().map(|row| row.target.as_str()).collect();
     let waiting: Vec<usize> = writer.missing.iter().flat_map(|shard| writer.row_range(*shard)).collect();
-    let progress = bar(waiting.len() as u64, "pack");
-    let queue = HostQueue::new(&urls, waiting, args.web.per_host);
+    progress.begin("pack", waiting.len() as u64);
+    let queue = HostQueue::new(&urls, waiting, web.per_host);
     queue.set_horizon(writer.horizon());
-    let client = client(args)?;
-    let n_threads = args.web.connections.max(1);
-    let (sender, results) = crossbeam::channel::bounded(n_threads);
-    std::thread::scope(|scope| -> anyhow::Result<()> {
+    let client = client(web)?;
+    let n_threads = web.connections.max(1);
+    let (sender, results) = bounded(n_threads);
+    std::thread::scope(|scope| -> Result<(), PrepError> {
         for _ in 0..n_threads {
             let sender = sender.clone();
             let queue = &queue;
@@ -144,7 +219,7 @@ fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result
             scope.spawn(move || {
                 while let Some(turn) = queue.take() {
                     let number = turn.item;
-                    let fetched = fetch(&rows[number].target, client, args);
+                    let fetched = fetch(&rows[number].target, client, web);
                     drop(turn);
                     if sender.send((number, fetched)).is_err() {
                         return;
@@ -163,8 +238,8 @@ fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result
                     break;
                 }
             }
-            progress.inc(1);
-            progress.set_message(format!("{} failed", writer.totals.n_failed));
+            progress.advance(1);
+            report(writer.totals.n_failed);
         }
         // After an error the remaining results are not read: threads that wait for a row, or for
         // the receiver, must end.
@@ -172,32 +247,31 @@ fn fetch_all(args: &Args, rows: &[ListRow], classes: &Classes) -> anyhow::Result
         drop(results);
         written
     })?;
-    progress.finish_and_clear();
     Ok(writer.totals)
 }
 
-/// Creates the client for requests as the flags say.
-fn client(args: &Args) -> anyhow::Result<Client> {
+/// Creates the client for requests.
+fn client(web: &WebRules) -> Result<Client, PrepError> {
     let policy = RetryPolicy {
-        max_failures: args.web.retries,
+        max_failures: web.retries,
         // No server has been contacted before.
-        max_first_failures: args.web.retries,
+        max_first_failures: web.retries,
         first_wait: Duration::from_millis(250),
         max_wait: Duration::from_secs(10),
         stall: Duration::from_secs(15),
-        jitter_seed: jitter_seed(),
+        jitter_seed: web.jitter_seed,
         warns: false,
         ..RetryPolicy::default()
     };
-    Ok(Client::new(Vec::new(), policy)?)
+    Client::new(Vec::new(), policy).map_err(PrepError::Client)
 }
 
 /// Fetches and decodes an image.
-fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
+fn fetch(url: &str, client: &Client, web: &WebRules) -> Result<Fetched, String> {
     let limits = GetLimits {
-        max_bytes: args.web.max_mb << 20,
-        timeout: Duration::from_secs(args.web.timeout_s.max(1)),
-        honors_opt_out: !args.web.ignore_opt_out,
+        max_bytes: web.max_mb << 20,
+        timeout: Duration::from_secs(web.timeout_s.max(1)),
+        honors_opt_out: !web.ignore_opt_out,
     };
     let image = client.get(url, &limits)?;
     let facts = facts(&image).map_err(|error| error.to_string())?;
@@ -207,13 +281,13 @@ fn fetch(url: &str, client: &Client, args: &Args) -> Result<Fetched, String> {
 }
 
 impl<'a> Writer<'a> {
-    fn new(args: &'a Args, rows: &'a [ListRow], classes: &'a Classes) -> Self {
-        let n = args.samples_per_shard.max(1) as usize;
-        let shards = args.parts.work().range(rows.len().div_ceil(n));
-        let missing = shards.filter(|shard| !tar_path(args, *shard).exists()).collect();
+    fn new(job: &'a PackJob<'a>, rows: &'a [ListRow], classes: &'a Classes) -> Self {
+        let n = samples_per_shard(job);
+        let shards = job.work.range(rows.len().div_ceil(n));
+        let missing = shards.filter(|shard| !shard_path(job, *shard).exists()).collect();
         let open = BTreeMap::new();
         let totals = DownloadTotals::default();
-        Self { args, rows, classes, n, missing, open, n_closed: 0, totals }
+        Self { job, rows, classes, n, missing, open, n_closed: 0, totals }
     }
 
     /// Returns the rows of a shard.
@@ -227,13 +301,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a fetched row, or notes its failure. Returns `true` if that completes its shard.
-    fn add(&mut self, number: usize, fetched: Result<Fetched, String>) -> anyhow::Result<bool> {
+    fn add(&mut self, number: usize, fetched: Result<Fetched, String>) -> Result<bool, PrepError> {
         let shard = number / self.n;
         let n_left = self.row_range(shard).len();
         let open = match self.open.entry(shard) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
-                let file = ShardFile::create(&tar_path(self.args, shard))?;
+                let file = ShardFile::create(&shard_path(self.job, shard))?;
                 entry.insert(Open { file, failures: Vec::new(), n_left })
             }
         };
@@ -260,7 +334,7 @@ impl<'a> Writer<'a> {
             return Ok(false);
         }
         if let Some(open) = self.open.remove(&shard) {
-            open.finish(&failures_path(self.args, shard))?;
+            open.finish(&failures_path(self.job, shard))?;
         }
         self.n_closed += 1;
         Ok(true)
@@ -285,7 +359,7 @@ fn write(
     row: &ListRow,
     fetched: &Fetched,
     classes: &Classes,
-) -> anyhow::Result<()> {
+) -> Result<(), PrepError> {
     let mut columns = row_columns(row);
     columns["width"] = json!(fetched.width_px);
     columns["height"] = json!(fetched.height_px);
@@ -304,88 +378,50 @@ fn write(
 impl Open {
     /// Finishes the shard. The list of failures is written first, so that a complete shard has its
     /// list.
-    fn finish(self, list: &Path) -> anyhow::Result<()> {
+    fn finish(self, list: &Path) -> Result<(), PrepError> {
         let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
-        file::replace(list, text.as_bytes()).with_context(|| format!("cannot write {}", list.display()))?;
+        file::replace(list, text.as_bytes()).map_err(|error| PrepError::io("write", list, error))?;
         self.file.finish()?;
         Ok(())
     }
 }
 
-fn tar_path(args: &Args, shard: usize) -> PathBuf {
-    args.out.join(format!("{}-{shard:06}.tar", args.prefix))
+/// Returns the number of rows of a shard.
+fn samples_per_shard(job: &PackJob<'_>) -> usize {
+    job.limits.max_samples.max(1) as usize
 }
 
-fn failures_path(args: &Args, shard: usize) -> PathBuf {
-    tar_path(args, shard).with_extension("failures.jsonl")
-}
-
-/// Writes the lists of failures of all shards as one, and prints how to retry them.
-fn report_failures(args: &Args, classes: &Classes, failures: &str, n_rows: usize) -> anyhow::Result<()> {
-    let path = args.out.join("failures.jsonl");
-    file::replace(&path, failures.as_bytes()).with_context(|| format!("cannot write {}", path.display()))?;
-    let n_failed = failures.lines().count();
-    if n_failed > 0 {
-        out!("{n_failed} of {n_rows} rows failed in total; reasons: {}", path.display());
-        // The list may hold only some of the classes, whose numbers would change.
-        let same_classes = match classes.names() {
-            Some(_) => format!(" --classes {}", args.out.join("classes.txt").display()),
-            None => String::new(),
-        };
-        out!("to retry them: ocelli shards pack {} --urls{same_classes} --out ...", path.display());
-    }
-    Ok(())
-}
-
-/// Prints the counts of this command's share, and joins the lists of failures unless it is a part.
-fn finish(
-    args: &Args,
+/// Counts the rows of this command's share, and joins the lists of failures unless it is a part.
+fn summarize(
+    job: &PackJob<'_>,
     classes: &Classes,
     n_rows: usize,
     totals: &DownloadTotals,
     elapsed: Duration,
-) -> anyhow::Result<ExitCode> {
-    let n = args.samples_per_shard.max(1) as usize;
+) -> Result<PackedUrls, PrepError> {
+    let n = samples_per_shard(job);
     let n_shards = n_rows.div_ceil(n);
-    let work = args.parts.work();
-    let shards = work.range(n_shards);
-    // Rows of this command's share.
-    let n_rows = n_rows.min(shards.end * n).saturating_sub(shards.start * n);
+    let shards = job.work.range(n_shards);
     let failures: String = shards
         .clone()
-        .map(|shard| fs::read_to_string(failures_path(args, shard)).unwrap_or_default())
+        .map(|shard| fs::read_to_string(failures_path(job, shard)).unwrap_or_default())
         .collect();
-    let seconds = elapsed.as_secs_f64();
-    out!(
-        "{} images fetched, {} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
-        totals.n_fetched,
-        totals.n_failed,
-        totals.bytes as f64 / 1e6,
-        totals.n_fetched as f64 / seconds
-    );
-    let n_failed = failures.lines().count();
-    match work {
-        Work::Part(part) => {
-            out!("part {part}: {} of {n_shards} shard(s); {n_failed} of {n_rows} rows failed", shards.len());
-        }
-        Work::Whole | Work::Join(_) => {
-            out!("{}", shard_list(&args.out, &args.prefix, n_shards));
-            report_failures(args, classes, &failures, n_rows)?;
-        }
+    let mut list = None;
+    if !matches!(job.work, Work::Part(_)) {
+        let path = job.out.join("failures.jsonl");
+        file::replace(&path, failures.as_bytes()).map_err(|error| PrepError::io("write", &path, error))?;
+        list = Some(path);
     }
-    let n_existing = n_rows as u64 - totals.n_fetched - totals.n_failed;
-    if n_existing > 0 {
-        out!("{n_existing} rows were already done");
-    }
-    if args.json {
-        let line = json!({
-            "rows_there": n_existing,
-            "fetched": totals.n_fetched, "failed": totals.n_failed, "failed_in_all": n_failed,
-            "rows": n_rows, "shards": shards.len(),
-        });
-        out!("{line}");
-    }
-    // Some rows always fail; if all fail, there is no data set.
-    let is_part = matches!(work, Work::Part(_));
-    Ok(if n_failed == n_rows && !is_part { ExitCode::from(3) } else { ExitCode::SUCCESS })
+    Ok(PackedUrls {
+        n_fetched: totals.n_fetched,
+        n_failed: totals.n_failed,
+        bytes: totals.bytes,
+        seconds: elapsed.as_secs_f64(),
+        n_rows: n_rows.min(shards.end * n).saturating_sub(shards.start * n),
+        n_failed_in_all: failures.lines().count(),
+        n_shards,
+        shards,
+        failures: list,
+        has_class_names: classes.names().is_some(),
+    })
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Sums of the values of each channel and of their squares, in units of the largest value of 8 or
 /// 16 bits, or of 1.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(super) struct ChannelSums {
+pub(crate) struct ChannelSums {
     sums: Vec<f64>,
     squares: Vec<f64>,
     /// Number of pixels of each channel that hold data.
@@ -15,7 +15,7 @@ pub(super) struct ChannelSums {
 
 impl ChannelSums {
     /// Computes the sums of `image`.
-    pub(super) fn from_image(image: &Image) -> Self {
+    pub(crate) fn from_image(image: &Image) -> Self {
         let image = match image {
             Image::Rgb(image) => {
                 let mut sum = [0u64; 3];
@@ -55,19 +55,19 @@ impl ChannelSums {
     }
 
     /// Returns whether each channel has a pixel that holds data.
-    pub(super) fn has_data(&self) -> bool {
+    pub(crate) fn has_data(&self) -> bool {
         self.n_pixels.iter().all(|n| *n > 0.0)
     }
 
     /// Adds the sums of further pixels of the same channels.
-    pub(super) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         add_elementwise(&mut self.sums, &other.sums);
         add_elementwise(&mut self.squares, &other.squares);
         add_elementwise(&mut self.n_pixels, &other.n_pixels);
     }
 
     /// Returns the mean and the standard deviation of each channel.
-    pub(super) fn constants(&self) -> (Vec<f64>, Vec<f64>) {
+    pub(crate) fn constants(&self) -> (Vec<f64>, Vec<f64>) {
         let mut means = Vec::with_capacity(self.sums.len());
         let mut deviations = Vec::with_capacity(self.sums.len());
         for ((sum, squares), n_pixels) in self.sums.iter().zip(&self.squares).zip(&self.n_pixels) {

@@ -1,52 +1,47 @@
-//! `ocelli shards filter`: drops images that are corrupt, too small, too long or blank.
-
-use std::process::ExitCode;
-
-use pipeline::Storage;
+//! Filtering of shards: images that are corrupt, too small, too long or blank are left out.
 
 use augment::{DecodeRules, Image};
+use pipeline::{Progress, Storage};
 use serde_json::json;
 
-use crate::progress::StageBar;
-use crate::shards::rewrite::{RewriteFlags, print_totals};
-use prep::rewrite::{Item, Job, Verdict, rewrite};
+use crate::error::PrepError;
+use crate::rewrite::{Item, Output, RewriteJob, RewriteTotals, Verdict, rewrite};
 
-/// Flags of `shards filter`.
-#[derive(clap::Args)]
-#[command(after_help = "Examples:\n  ocelli shards filter data/ --min-side 64 --max-aspect 4 --out kept/")]
-pub(crate) struct Args {
-    #[command(flatten)]
-    flags: RewriteFlags,
-    /// Drop images whose short side is below this many pixels.
-    #[arg(long, default_value_t = 0)]
-    min_side: u32,
-    /// Drop images whose aspect ratio (long side to short side) is above this.
-    #[arg(long, default_value_t = f64::INFINITY)]
-    max_aspect: f64,
-    /// Drop images whose gray levels (0 to 255) have a standard deviation below this; 0 keeps blank
-    /// images.
-    #[arg(long, default_value_t = 0.0)]
-    min_deviation: f64,
+/// Rules by which images are left out.
+pub struct FilterRules {
+    /// Minimum of the short side, in pixels.
+    pub min_side: u32,
+    /// Maximum of the aspect ratio: long side to short side.
+    pub max_aspect: f64,
+    /// Minimum of the standard deviation of the gray levels, 0 to 255.
+    pub min_deviation: f64,
 }
 
-pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let sources = storage.sources(&args.flags.shards)?;
+/// Writes the shards of `job` without the images that `rules` leave out.
+///
+/// # Errors
+/// [`PrepError`] when the folder is that of another job, or when shards cannot be read or written.
+pub fn filter(
+    job: &RewriteJob<'_>,
+    rules: &FilterRules,
+    storage: &Storage,
+    progress: &dyn Progress,
+) -> Result<RewriteTotals, PrepError> {
+    let sources = storage.sources(job.shards)?;
     let settings = json!({
-        "min_side": args.min_side,
-        "max_aspect": args.max_aspect.to_string(),
-        "min_deviation": args.min_deviation,
+        "min_side": rules.min_side,
+        "max_aspect": rules.max_aspect.to_string(),
+        "min_deviation": rules.min_deviation,
     });
-    let job = Job { out: &args.flags.out, verb: "filter", settings, overwrite: args.flags.overwrite };
-    let totals = rewrite(&sources, storage, &job, &StageBar::new(), |item| match flaw(args, item) {
+    let output = Output { out: job.out, verb: "filter", settings, overwrite: job.overwrite };
+    rewrite(&sources, storage, &output, progress, |item| match flaw(rules, item) {
         Some(reason) => Verdict::Drop(reason),
         None => Verdict::Keep,
-    })?;
-    print_totals(&totals, args.flags.json);
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 /// Returns the reason to drop a sample, if any.
-fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
+fn flaw(rules: &FilterRules, item: &Item<'_>) -> Option<String> {
     let files = item.files();
     if files.is_empty() {
         return Some("no image".into());
@@ -58,14 +53,14 @@ fn flaw(args: &Args, item: &Item<'_>) -> Option<String> {
     let [width, height] = image.size_px();
     let short = width.min(height);
     let long = width.max(height);
-    if short < args.min_side {
+    if short < rules.min_side {
         return Some(format!("{width} x {height} px is too small"));
     }
-    if f64::from(long) > args.max_aspect * f64::from(short) {
+    if f64::from(long) > rules.max_aspect * f64::from(short) {
         return Some(format!("{width} x {height} px is too elongated"));
     }
     let deviation = gray_deviation(&image);
-    (deviation < args.min_deviation)
+    (deviation < rules.min_deviation)
         .then(|| format!("blank: standard deviation of gray levels is {deviation:.2}"))
 }
 

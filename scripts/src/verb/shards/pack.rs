@@ -1,0 +1,218 @@
+//! `ocelli shards pack`: packs a folder of images, or a list of them, into shards.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use pipeline::ColumnNames;
+use pipeline::shard::write::ShardLimits;
+use prep::names::shard_list;
+use prep::pack::{PackJob, Packed, no_images, pack};
+use prep::parts::Work;
+use prep::urls::{PackedUrls, WebRules, pack_urls};
+
+use crate::console::say;
+use crate::parts::PartFlags;
+use crate::progress::StageBar;
+use crate::storage::jitter_seed;
+
+/// Flags of `shards pack`.
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  ocelli shards pack photos/ --out shards/\n  ocelli shards pack list.csv \
+        --out shards/ --prefix train\n  ocelli shards pack urls.csv --urls --out shards/"
+)]
+pub(crate) struct Args {
+    /// Folder of images (flat, or one sub-folder per class); a .csv, .tsv or .jsonl list with a
+    /// column `path` and optionally `label`; or a .txt list. Paths are relative to the list.
+    input: PathBuf,
+    /// Output folder for the shards.
+    #[arg(long)]
+    out: PathBuf,
+    /// Prefix of the shard names.
+    #[arg(long, default_value = "train")]
+    prefix: String,
+    /// Maximum number of samples per shard.
+    #[arg(long, default_value_t = 10_000)]
+    samples_per_shard: u64,
+    /// Maximum size of a shard in bytes, counting image files; 0 for no limit. Ignored with --urls,
+    /// where only the number of samples counts.
+    #[arg(long, default_value_t = 1 << 30)]
+    bytes_per_shard: u64,
+    /// Class list that defines the numbering, one name per line, such as the classes.txt of another
+    /// pack. Without it, numeric labels are kept as they are, and names are numbered
+    /// alphabetically.
+    #[arg(long)]
+    classes: Option<PathBuf>,
+    /// Seed for the order in which samples are packed.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Combine single-band files, such as tile.b02.tif and tile.b08.tif, into one sample. Channels
+    /// are in the order of the file names, with numbers sorted by value.
+    #[arg(long, conflicts_with = "urls")]
+    bands: bool,
+    /// Print a line of JSON at the end.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    parts: PartFlags,
+    #[command(flatten)]
+    web: WebFlags,
+}
+
+/// Flags of packing from the web.
+#[derive(clap::Args)]
+struct WebFlags {
+    /// Fetch the URLs in the list's column `url`. The columns `label` and `caption` are kept if
+    /// present.
+    #[arg(long, help_heading = "From the web")]
+    urls: bool,
+    /// Number of images to fetch at a time.
+    #[arg(long, default_value_t = 64, requires = "urls", help_heading = "From the web")]
+    connections: usize,
+    /// Number of images to fetch from one server at a time.
+    #[arg(long, default_value_t = 8, requires = "urls", help_heading = "From the web")]
+    per_host: usize,
+    /// Number of retries per image.
+    #[arg(long, default_value_t = 2, requires = "urls", help_heading = "From the web")]
+    retries: u32,
+    /// Timeout in seconds for fetching an image, including all retries.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..),
+        requires = "urls", help_heading = "From the web")]
+    timeout_s: u64,
+    /// Maximum size of an image, in megabytes.
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..),
+        requires = "urls", help_heading = "From the web")]
+    max_mb: u64,
+    /// Fetch images even if their owners opt out with an X-Robots-Tag (noai, noimageai, noindex,
+    /// noimageindex, none).
+    #[arg(long, requires = "urls", help_heading = "From the web")]
+    ignore_opt_out: bool,
+    /// Delete the output of another pack in the folder and start over.
+    #[arg(long, requires = "urls", help_heading = "From the web")]
+    overwrite: bool,
+}
+
+impl Args {
+    /// Returns the job that the flags describe; `columns` are those that the user has named.
+    fn job<'a>(&'a self, columns: &'a ColumnNames) -> PackJob<'a> {
+        let max_bytes = if self.bytes_per_shard == 0 { u64::MAX } else { self.bytes_per_shard };
+        PackJob {
+            input: &self.input,
+            columns,
+            out: &self.out,
+            prefix: &self.prefix,
+            limits: ShardLimits { max_samples: self.samples_per_shard, max_bytes },
+            classes: self.classes.as_deref(),
+            overwrite: self.web.overwrite,
+            seed: self.seed,
+            joins_bands: self.bands,
+            work: self.parts.work(),
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode> {
+    let job = args.job(columns);
+    if args.web.urls { run_urls(args, &job) } else { run_files(args, &job) }
+}
+
+fn run_files(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
+    let packed = pack(job, &StageBar::new())?;
+    if packed.n_samples == 0 {
+        print_first_failure(&packed);
+        if !matches!(job.work, Work::Part(_)) {
+            return Err(no_images(job).into());
+        }
+    }
+    print_packed(args, &packed);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints why the first image could not be packed.
+fn print_first_failure(packed: &Packed) {
+    if let Some((_, n)) = &packed.failures
+        && let Some(first) = &packed.first_failure
+    {
+        say(format!("first of {n} failed images: {first}"));
+    }
+}
+
+fn print_packed(args: &Args, packed: &Packed) {
+    let Packed { n_samples, n_classes, n_shards, shards, n_existing, .. } = packed;
+    let existing =
+        if *n_existing > 0 { format!(", {n_existing} of them already done") } else { String::new() };
+    let work = args.parts.work();
+    match work {
+        Work::Part(part) => out!(
+            "part {part}: {n_samples} samples of {n_classes} class(es) in {} of {n_shards} \
+             shard(s){existing}",
+            shards.len()
+        ),
+        Work::Join(_) => out!("{n_samples} samples of {n_classes} class(es) in {n_shards} shard(s):"),
+        Work::Whole => out!("{n_samples} samples of {n_classes} class(es) in {n_shards} shard(s){existing}:"),
+    }
+    if !matches!(work, Work::Part(_)) {
+        out!("{}", shard_list(&args.out, &args.prefix, *n_shards));
+    }
+    packed.report();
+    if args.json {
+        out!("{}", packed.to_json());
+    }
+}
+
+fn run_urls(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
+    let web = WebRules {
+        connections: args.web.connections,
+        per_host: args.web.per_host,
+        retries: args.web.retries,
+        timeout_s: args.web.timeout_s,
+        max_mb: args.web.max_mb,
+        ignore_opt_out: args.web.ignore_opt_out,
+        jitter_seed: jitter_seed(),
+    };
+    let progress = StageBar::new();
+    let packed = pack_urls(job, &web, &progress, &|n_failed| {
+        progress.set_message(format!("{n_failed} failed"));
+    })?;
+    drop(progress);
+    print_urls(args, &packed);
+    // Some rows always fail; if all fail, there is no data set.
+    let is_part = matches!(job.work, Work::Part(_));
+    let is_empty = packed.n_failed_in_all == packed.n_rows && !is_part;
+    Ok(if is_empty { ExitCode::from(3) } else { ExitCode::SUCCESS })
+}
+
+/// Prints the counts of this command's share, and how to retry the rows that have failed.
+fn print_urls(args: &Args, packed: &PackedUrls) {
+    let PackedUrls { n_fetched, n_failed, seconds, n_rows, n_failed_in_all, n_shards, shards, .. } = packed;
+    out!(
+        "{n_fetched} images fetched, {n_failed} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
+        packed.bytes as f64 / 1e6,
+        *n_fetched as f64 / seconds
+    );
+    if let Work::Part(part) = args.parts.work() {
+        let n_written = shards.len();
+        out!("part {part}: {n_written} of {n_shards} shard(s); {n_failed_in_all} of {n_rows} rows failed");
+    } else {
+        out!("{}", shard_list(&args.out, &args.prefix, *n_shards));
+    }
+    if let Some(list) = &packed.failures
+        && *n_failed_in_all > 0
+    {
+        let list = list.display();
+        out!("{n_failed_in_all} of {n_rows} rows failed in total; reasons: {list}");
+        // The list may hold only some of the classes, whose numbers would change.
+        let mut same_classes = String::new();
+        if packed.has_class_names {
+            same_classes = format!(" --classes {}", args.out.join("classes.txt").display());
+        }
+        out!("to retry them: ocelli shards pack {list} --urls{same_classes} --out ...");
+    }
+    let n_existing = packed.n_existing();
+    if n_existing > 0 {
+        out!("{n_existing} rows were already done");
+    }
+    if args.json {
+        out!("{}", packed.to_json());
+    }
+}
