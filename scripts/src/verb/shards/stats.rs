@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::constants::ChannelSums;
-use crate::backbone::{ValueFlags, depth};
+use crate::network_flags::{ValueFlags, depth};
 use crate::parts::{PartFlags, compute_share, folder};
 use crate::progress::bar;
 use prep::bits::BitsUsed;

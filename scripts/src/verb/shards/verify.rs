@@ -11,8 +11,8 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use crate::backbone::ValueFlags;
 use crate::console::say;
+use crate::network_flags::ValueFlags;
 use crate::parts::{PartFlags, compute_share, folder};
 use crate::progress::bar;
 use prep::open::split_folders;
