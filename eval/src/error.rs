@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use networks::NetworkError;
 use pipeline::PipelineError;
+use prep::PrepError;
 
 /// An error of evaluation.
 #[derive(Debug, thiserror::Error)]
@@ -11,6 +12,9 @@ pub enum EvalError {
     /// Reading the data failed.
     #[error(transparent)]
     Data(Box<PipelineError>),
+    /// A data set cannot be opened, or a part of a job is missing or in use.
+    #[error(transparent)]
+    Prep(Box<PrepError>),
     /// The network's weights cannot be used.
     #[error(transparent)]
     Network(#[from] NetworkError),
@@ -150,6 +154,54 @@ pub enum EvalError {
         /// Reason.
         reason: String,
     },
+    /// A folder or a list of files names no image.
+    #[error("{} contains no images", path.display())]
+    NoFiles {
+        /// The folder or the list.
+        path: PathBuf,
+    },
+    /// A file of features exists.
+    #[error("{} exists; pass --overwrite to replace it", path.display())]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// There are fewer images than parts.
+    #[error("{n_images} images cannot be divided into {n_parts} parts")]
+    TooManyParts {
+        /// Images of the set.
+        n_images: usize,
+        /// Parts of the job.
+        n_parts: usize,
+    },
+    /// No parts are to be joined.
+    #[error("--join found no parts")]
+    NoParts,
+    /// The features of a part have no description of their columns.
+    #[error("{} does not describe its columns: {source}", path.display())]
+    NoColumns {
+        /// File of the part.
+        path: PathBuf,
+        /// Reason.
+        source: serde_json::Error,
+    },
+    /// A part has the features of an image that is not among its images.
+    #[error("{} has a row for {key}, which is not an image of its part", path.display())]
+    OtherRow {
+        /// File of the part.
+        path: PathBuf,
+        /// The image's key.
+        key: String,
+    },
+    /// The features of a part are not those of the job.
+    #[error(
+        "{} holds features of another network, other images or another kind; pass --overwrite to replace a \
+         part", path.display()
+    )]
+    OtherFeatures {
+        /// File of the part.
+        path: PathBuf,
+    },
     /// The image size is not a multiple of the network's stride.
     #[error("image size {image_px} px is not a multiple of the network's stride, {stride_px} px")]
     ImageSize {
@@ -163,6 +215,12 @@ pub enum EvalError {
 impl From<PipelineError> for EvalError {
     fn from(error: PipelineError) -> Self {
         Self::Data(Box::new(error))
+    }
+}
+
+impl From<PrepError> for EvalError {
+    fn from(error: PrepError) -> Self {
+        Self::Prep(Box::new(error))
     }
 }
 

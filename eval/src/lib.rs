@@ -2,20 +2,26 @@
 //!
 //! [`images`] loads images through one transform, [`features`](mod@features) computes and caches
 //! their features, each [`protocol`](mod@protocol) scores features on labels, each [`measure`]
-//! without labels, and [`probe`] combines these.
+//! without labels, and [`probe`] combines these. [`image_sets`] opens images by the names of their
+//! shards, [`embed`] writes files of features, [`scores`] turns scores into [`row`]s of the file of
+//! a run.
 //!
 //! Folders use only those before them in this order: images, features, score, protocol, measure.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod embed;
 pub(crate) mod error;
 pub mod features;
+pub mod image_sets;
 pub(crate) mod images;
 pub(crate) mod measure;
 pub(crate) mod parallel;
 pub mod probe;
 pub(crate) mod protocol;
+pub mod row;
 pub(crate) mod score;
+pub mod scores;
 
 pub use error::EvalError;
 pub use features::cache::{FeatureCache, features};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use augment::Transform;
+use kernels::device::Device;
 use networks::Network;
 
 use crate::EvalError;
@@ -222,6 +223,24 @@ impl Split {
             labeled(features(cache, network, &self.test, wanted, progress)?, &self.test)
         };
         Ok((train, test))
+    }
+
+    /// Scores two baselines for `network` on `device`: a network of the same form with random
+    /// weights, and raw pixels. Returns their names with their scores.
+    ///
+    /// # Errors
+    /// Errors of [`Split::score`] and [`Split::score_pixels`].
+    pub fn score_baselines(
+        &self,
+        network: &Network,
+        protocols: &[Protocol],
+        device: &Device,
+        progress: &dyn Progress,
+    ) -> Result<Vec<(String, Scores)>, EvalError> {
+        let random = Network::random(&network.model, network.pixels.clone(), 0, 0, device);
+        let random_scores = self.score(&random, protocols, None, progress)?;
+        let pixel_scores = self.score_pixels(protocols)?;
+        Ok(vec![("random init".into(), random_scores), ("pixels".into(), pixel_scores)])
     }
 
     /// Scores raw pixels by the cheap protocols among `protocols` (nearest neighbors): a baseline

@@ -21,6 +21,5 @@ pub use map::{ClusterMap, DrawnCluster, MapTile, map_html};
 pub use page::{Report, html};
 pub use run::Run;
 pub use run::overview::Overview;
-pub use run::row::{EvaluationRow, ImageSetInfo, NetworkInfo, Number};
-pub use run::scores::{EVALUATIONS, ScoreAt, named_scores, score_name, scores_at};
+pub use run::scores::{ScoreAt, named_scores, scores_at};
 pub use run::start::Start;

@@ -76,10 +76,12 @@ fn session_code(error: &SessionError) -> u8 {
         SessionError::Data(error) => pipeline_code(error),
         SessionError::Weights(error) => weights_code(error),
         SessionError::Train(error) => train_code(error),
+        SessionError::Eval(error) => eval_code(error),
         SessionError::InitialHeads { source } => session_code(source),
-        SessionError::Io { .. } | SessionError::CheckpointRemoved { .. } | SessionError::ForkCopy { .. } => {
-            DATA
-        }
+        SessionError::Io { .. }
+        | SessionError::FileSystem { .. }
+        | SessionError::CheckpointRemoved { .. }
+        | SessionError::ForkCopy { .. } => DATA,
         SessionError::NoShards
         | SessionError::NoHeads { .. }
         | SessionError::NoBackbone
@@ -102,6 +104,14 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::DeviceType { .. }
         | SessionError::Groups { .. }
         | SessionError::Kernels { .. }
+        | SessionError::Json { .. }
+        | SessionError::RunValues { .. }
+        | SessionError::NoDataFormat { .. }
+        | SessionError::FloatBits
+        | SessionError::Transform { .. }
+        | SessionError::ImageMemory { .. }
+        | SessionError::NoRun { .. }
+        | SessionError::Network(_)
         | SessionError::Launch(_)
         | SessionError::Device(_) => CONFIGURATION,
     }
@@ -166,7 +176,15 @@ fn prep_code(error: &PrepError) -> u8 {
 fn eval_code(error: &EvalError) -> u8 {
     match error {
         EvalError::Data(error) => pipeline_code(error),
-        EvalError::ImageSize { .. }
+        EvalError::Prep(error) => prep_code(error),
+        EvalError::NoFiles { .. }
+        | EvalError::Exists { .. }
+        | EvalError::TooManyParts { .. }
+        | EvalError::NoParts
+        | EvalError::NoColumns { .. }
+        | EvalError::OtherRow { .. }
+        | EvalError::OtherFeatures { .. }
+        | EvalError::ImageSize { .. }
         | EvalError::ImagesRequired { .. }
         | EvalError::TooFewImages { .. }
         | EvalError::SeveralClasses { .. }

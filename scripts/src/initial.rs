@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use session::Initial;
 
-use crate::backbone::WeightFlags;
+use crate::network_flags::WeightFlags;
 
 /// Flags about the initial state of a run.
 #[derive(Clone, Default, clap::Args)]
@@ -40,7 +40,7 @@ impl InitialFlags {
         }
         Ok(Initial {
             weights: self.init.clone(),
-            hints: self.weights.hints(None),
+            hints: self.weights.settings(None).hints,
             fork: self.fork.clone(),
             lengthen: self.lengthen,
         })

@@ -7,15 +7,15 @@
 #[macro_use]
 mod console;
 
-mod backbone;
 mod cluster;
 mod curation;
-mod evaluation;
+mod evaluation_flags;
 mod exit;
 mod forecast;
 mod initial;
 mod memory;
 mod mlflow;
+mod network_flags;
 mod parts;
 mod pictures;
 mod progress;

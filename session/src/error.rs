@@ -1,8 +1,11 @@
-//! Errors of a run before and while it trains.
+//! Errors of a run before and while it trains, and of the evaluation of its networks.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use augment::PixelFormat;
+use eval::EvalError;
 use kernels::device::DeviceError;
+use networks::NetworkError;
 use pipeline::PipelineError;
 use prep::PrepError;
 use ranks::EngineError;
@@ -25,6 +28,22 @@ pub enum SessionError {
         path: PathBuf,
         /// The cause.
         source: std::io::Error,
+    },
+    /// An operation of the file system failed; the text is that of the system.
+    #[error("{source}")]
+    FileSystem {
+        /// The file or folder.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The record of an evaluation is damaged.
+    #[error("in {}: {source}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: serde_json::Error,
     },
     /// A checkpoint does not exist, and others do.
     #[error(
@@ -228,6 +247,49 @@ pub enum SessionError {
         /// The library of this rank.
         this_rank: String,
     },
+    /// Settings of the values of pixels are given for a run.
+    #[error(
+        "{} is a run, and its recipe sets how images are decoded (data.bits_used, data.no_data): \
+         --bits-used and --no-data are only for weights from other programs", path.display()
+    )]
+    RunValues {
+        /// The run.
+        path: PathBuf,
+    },
+    /// Images of the format have no pixels without data.
+    #[error("--no-data is for images with a no-data value, not for {format}")]
+    NoDataFormat {
+        /// The format.
+        format: PixelFormat,
+    },
+    /// The bits that values use are given for values of floating point.
+    #[error("--bits-used is only for 16-bit images; with --bits 32, values are used unchanged")]
+    FloatBits,
+    /// The sizes of a transform do not fit together.
+    #[error("{reason}")]
+    Transform {
+        /// The sizes and their fault.
+        reason: String,
+    },
+    /// The activations of one image do not fit into memory.
+    #[error(
+        "an image of {size_px} px needs {:.1} GB in this network, but only {:.1} GB are free: pass a \
+         smaller --image-px", needed_bytes / 1e9, free_bytes / 1e9
+    )]
+    ImageMemory {
+        /// Side of the image in pixels.
+        size_px: u32,
+        /// Bytes that it needs.
+        needed_bytes: f64,
+        /// Bytes that are free.
+        free_bytes: f64,
+    },
+    /// No run has begun in a folder that is watched.
+    #[error("no run in {}", workdir.display())]
+    NoRun {
+        /// The folder.
+        workdir: PathBuf,
+    },
     /// Environment variables of launchers contradict one another.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -246,9 +308,32 @@ pub enum SessionError {
     /// Weights cannot be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// Weights do not fit their network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// Images cannot be opened or scored, or scores cannot be recorded.
+    #[error(transparent)]
+    Eval(#[from] EvalError),
     /// The recipe is invalid, or training failed.
     #[error(transparent)]
     Train(#[from] TrainError),
+}
+
+impl SessionError {
+    /// Returns the error of an operation on the file `path`, which `action` names.
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// Returns the error of the file system on `path`.
+    pub(crate) fn file_system(path: &Path, source: std::io::Error) -> Self {
+        Self::FileSystem { path: path.to_path_buf(), source }
+    }
+
+    /// Returns the error of the damaged file `path`.
+    pub(crate) fn json(path: &Path, source: serde_json::Error) -> Self {
+        Self::Json { path: path.to_path_buf(), source }
+    }
 }
 
 fn list(steps: &[u64]) -> String {

@@ -1,4 +1,5 @@
-//! A run from its recipe to its weights, in the stages of the program `ocelli pretrain`.
+//! A run from its recipe to its weights, in the stages of the program `ocelli pretrain`, and the
+//! scores of its networks.
 //!
 //! ```
 //! use pipeline::{Storage, StorageConfig};
@@ -42,6 +43,10 @@
 //! is that of the types. All ranks of a launch execute each stage together: a stage fails on all of
 //! them if it fails on one.
 //!
+//! [`EvaluatedNetwork`] opens the network of a run, or of a file of weights, to be scored by
+//! `eval`; a [`ScoringProbe`] scores within a run, and [`Evaluation::watch`] scores the checkpoints
+//! of a run that another process trains.
+//!
 //! Notes and warnings are events of `tracing`.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -49,15 +54,23 @@
 pub mod connect;
 mod data;
 mod error;
+mod evaluated;
 mod frozen;
 mod initial;
+mod ledger;
 pub mod machine;
 mod network;
+mod probe;
 mod stages;
+mod stored;
+mod watch;
 
 pub use data::open_sampled;
 pub use error::SessionError;
+pub use evaluated::{EvaluatedNetwork, NetworkSettings, check_pixel_values, find_workdir};
 pub use frozen::open as open_frozen;
 pub use initial::{Initial, model as initial_model};
 pub use network::{Backbone, model_of};
+pub use probe::ScoringProbe;
 pub use stages::{Connected, Fitted, Resolved, Session, check_types};
+pub use watch::{Evaluation, WatchEvent, Watched};

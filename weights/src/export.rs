@@ -48,3 +48,14 @@ pub struct Score {
     /// Precision of the weights that were scored.
     pub precision: Precision,
 }
+
+impl Score {
+    /// Returns the score `name` of weights of `precision`, with `value` and its interval formatted.
+    pub fn new(name: String, value: f64, interval: Option<[f64; 2]>, precision: Precision) -> Self {
+        let value = match interval {
+            Some([low, high]) => format!("{value:.2} ({low:.1} - {high:.1})"),
+            None => format!("{value:.4}"),
+        };
+        Self { name, value, precision }
+    }
+}

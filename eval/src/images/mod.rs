@@ -277,25 +277,6 @@ impl ImageSet {
         Ok(image.and_then(|image| self.transform.apply(&image.picture()).ok()))
     }
 
-    /// Returns the number of images of 16 bits among `n` that are evenly spread over the set, and
-    /// the largest of their values.
-    ///
-    /// # Errors
-    /// Errors of [`ImageSet::image`].
-    pub fn largest_of_16_bits(&self, n: usize) -> Result<(u64, u16), EvalError> {
-        let some = self.spread(n);
-        let mut n_images = 0;
-        let mut largest = 0;
-        for i in 0..some.len() {
-            let Some(encoded) = some.encoded(i)? else { continue };
-            if let Some(value) = augment::bands::largest_of_16_bits(&encoded.files(), &self.rules) {
-                n_images += 1;
-                largest = value.max(largest);
-            }
-        }
-        Ok((n_images, largest))
-    }
-
     /// Returns the rules for decoding the images.
     pub fn rules(&self) -> &DecodeRules {
         &self.rules

@@ -4,7 +4,6 @@ pub(crate) mod jsonl;
 pub(crate) mod metrics;
 pub(crate) mod overview;
 pub(crate) mod quarantine;
-pub(crate) mod row;
 pub(crate) mod scores;
 pub(crate) mod start;
 

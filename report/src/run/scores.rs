@@ -3,16 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use eval::row::{EVALUATIONS, EvaluationRow};
 use serde::Serialize;
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::jsonl;
-use super::row::EvaluationRow;
 use crate::ReportError;
-
-/// Name of the file of a run's evaluations.
-pub const EVALUATIONS: &str = "evaluations.jsonl";
 
 /// A score after a number of steps.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -147,8 +143,8 @@ pub fn scores_at(workdir: &Path, network: &str, step: u64) -> Result<Vec<ScoreAt
 pub type ScoreAt = (String, f64, Option<[f64; 2]>);
 
 /// Returns the scores of the run in `workdir`, whose evaluated network is `evaluated`, in the order
-/// in which they were made: the name (see [`score_name`]), the number of steps taken, and the
-/// value.
+/// in which they were made: the name (see [`EvaluationRow::score_name`]), the number of steps
+/// taken, and the value.
 ///
 /// # Errors
 /// [`ReportError`] when the run's evaluations cannot be read.
@@ -156,55 +152,15 @@ pub fn named_scores(workdir: &Path, evaluated: &str) -> Result<Vec<(String, u64,
     let mut scores = Vec::new();
     for row in jsonl::rows::<EvaluationRow>(&workdir.join(EVALUATIONS))? {
         let (Some(step), Some(value)) = (row.about.step, row.number.value()) else { continue };
-        scores.push((score_name(&row, evaluated), step, value));
+        scores.push((row.score_name(evaluated), step, value));
     }
     Ok(scores)
-}
-
-/// Longest settings within a name, in bytes; longer ones are replaced by their hash.
-const LONGEST_SETTINGS: usize = 40;
-
-/// Returns the name of the score of `row` in trackers, in a run whose evaluated network is
-/// `evaluated`. Scores that may not be compared have different names: besides the test set, the
-/// network, the side of the images and the metric, a name contains the training set, its number of
-/// images, and the settings of the protocol. Names differ from those of the run's probe.
-pub fn score_name(row: &EvaluationRow, evaluated: &str) -> String {
-    let kind = kind_of(row, "", evaluated);
-    let network = if kind.network.is_empty() { "evaluated" } else { &kind.network };
-    let size_px = row.about.transform.map_or(0, |transform| transform.size_px);
-    let mut name = format!("eval/{}/{network}/{size_px}px/{}", kind.set, kind.metric);
-    if !kind.train.is_empty() {
-        name += &format!("/{}", kind.train);
-        name += &kind.train_images.map_or_else(String::new, |images| format!("-{images}"));
-    }
-    let mut settings: Vec<String> = Vec::new();
-    for (key, value) in &row.settings {
-        let is_unset = value.is_null() || *value == false;
-        if !is_in_metric(key) && !is_unset {
-            settings.push(format!("{key}-{value}"));
-        }
-    }
-    if row.seed != 0 {
-        settings.push(format!("seed-{}", row.seed));
-    }
-    let settings = settings.join("-");
-    match settings.len() {
-        0 => name,
-        len if len <= LONGEST_SETTINGS && !settings.contains(['[', '"', '{']) => format!("{name}/{settings}"),
-        _ => format!("{name}/settings-{:08x}", xxh3_64(settings.as_bytes()) >> 32),
-    }
-}
-
-/// Returns `true` if the name of a metric contains this setting.
-fn is_in_metric(setting: &str) -> bool {
-    ["k", "shots"].contains(&setting)
 }
 
 /// Returns the kind of `row`, whose number has the measure `measure`, in a run whose evaluated
 /// network is `evaluated`.
 fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind {
-    let mut settings = row.settings.clone();
-    settings.retain(|setting, _| !is_in_metric(setting));
+    let settings = row.other_settings();
     Kind {
         set: row.test.set.clone(),
         test_images: row.test.images,
@@ -222,38 +178,6 @@ fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn knn_row(network: &str, images: usize, settings: Value, seed: u64) -> EvaluationRow {
-        serde_json::from_value(serde_json::json!({
-            "metric": "knn_20", "accuracy": 40.0, "settings": settings, "seed": seed,
-            "train": { "set": "cifar/train", "images": images }, "test": { "set": "cifar/test", "images": 9 },
-            "about": { "step": 3, "network": network, "transform": { "resize_px": 37, "size_px": 32 } },
-        }))
-        .unwrap()
-    }
-
-    /// Scores that may not be compared have different names in trackers; the evaluated networks of
-    /// two methods have the same name.
-    #[test]
-    fn tracker_names_depend_on_training_set_and_settings() {
-        let knn = serde_json::json!({ "k": [20], "leave_one_out": false, "temperature": 0.07 });
-        let name = score_name(&knn_row("teacher", 5000, knn.clone(), 0), "teacher");
-        assert_eq!(name, "eval/cifar/test/evaluated/32px/knn_20/cifar/train-5000/temperature-0.07");
-        assert_eq!(name, score_name(&knn_row("student", 5000, knn.clone(), 0), "student"));
-        let others = [
-            knn_row("student", 5000, knn.clone(), 0),
-            knn_row("teacher", 40_000, knn.clone(), 0),
-            knn_row("teacher", 5000, knn, 1),
-            knn_row("teacher", 5000, serde_json::json!({ "temperature": 0.1 }), 0),
-            knn_row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.2] }), 0),
-            knn_row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.3] }), 0),
-        ];
-        let mut names: Vec<String> = others.iter().map(|row| score_name(row, "teacher")).collect();
-        names.push(name);
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), 7, "{names:?}");
-    }
 
     fn line(set: &str, px: u32, step: u64, value: f64) -> String {
         serde_json::json!({

@@ -5,25 +5,20 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use augment::Transform;
+use eval::image_sets::open_images;
 use eval::{Protocol, Split};
-use kernels::device::Opened;
 use networks::ModelConfig;
-use networks::NamedTensor;
-use networks::Network;
-use pipeline::NoProgress;
 use pipeline::Storage;
 use pipeline::secrets::redact_list;
 use serde_json::json;
 use trainer::Plan;
 use trainer::checkpoint::Manifest;
-use weights::{Card, Export, Format, Precision, Score, rounded};
+use weights::{Card, Export, Format, Precision, Score};
 
-use session::Backbone;
+use session::{Backbone, find_workdir};
 
-use crate::backbone::{WeightFlags, open_backbone};
 use crate::console::say;
-use crate::evaluation::image_sets::open_images;
-use crate::evaluation::network::find_workdir;
+use crate::network_flags::WeightFlags;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
@@ -69,7 +64,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let format = Format::for_path(&args.out, args.format).map_err(anyhow::Error::msg)?;
-    let mut backbone = open_backbone(&args.checkpoint, &args.weights, args.network.as_deref())?;
+    let mut backbone = args.weights.settings(args.network.as_deref()).open_backbone(&args.checkpoint)?;
     let mut card = model_card(&args.checkpoint, &backbone)?;
     if let Some(px) = args.image_px {
         let stride_px = backbone.model.stride_px();
@@ -153,11 +148,8 @@ pub(crate) fn model_card(path: &Path, backbone: &Backbone) -> anyhow::Result<Car
         Some(workdir) => report::scores_at(workdir, &backbone.which, manifest.step)?,
         None => Vec::new(),
     };
-    let scores = scores.into_iter().map(|(name, value, interval)| Score {
-        name,
-        value: format_score(value, interval),
-        precision: Precision::F32,
-    });
+    let scores =
+        scores.into_iter().map(|(name, value, interval)| Score::new(name, value, interval, Precision::F32));
     let plan = &manifest.plan;
     Ok(Card {
         name: plan.recipe.name.clone(),
@@ -213,40 +205,7 @@ fn score(args: &Args, backbone: &Backbone, storage: &Storage) -> anyhow::Result<
     let transform = Transform { resize_px: resize_px.max(size_px), size_px };
     let train = open_images(&args.train, transform, backbone.rules(), storage)?;
     let test = open_images(&args.test, transform, backbone.rules(), storage)?;
-    let device = Opened::cpu().device;
     let protocols = [Protocol::named("knn").map_err(anyhow::Error::msg)?];
     let split = Split::for_protocols(&protocols, train, test)?;
-    let mut precisions = vec![Precision::F32];
-    if args.precision != Precision::F32 {
-        precisions.push(args.precision);
-    }
-    let mut scores = Vec::new();
-    for precision in precisions {
-        let tensors: Vec<NamedTensor> = backbone
-            .tensors
-            .iter()
-            .map(|tensor| NamedTensor {
-                values: rounded(&tensor.values, &tensor.shape, precision),
-                ..tensor.clone()
-            })
-            .collect();
-        let pixels = backbone.preprocessing.pixels.clone();
-        let network = Network::new(&backbone.model, pixels, &tensors, 0, &device)?;
-        for (_, scored) in split.score(&network, &protocols, None, &NoProgress)?.numbers() {
-            scores.push(Score {
-                name: format!("{} on {}, {transform}", scored.metric, split.test.name),
-                value: format_score(scored.outcome.value(), Some(scored.outcome.interval())),
-                precision,
-            });
-        }
-    }
-    Ok(scores)
-}
-
-/// Formats a value with its interval.
-fn format_score(value: f64, interval: Option<[f64; 2]>) -> String {
-    match interval {
-        Some([low, high]) => format!("{value:.2} ({low:.1} - {high:.1})"),
-        None => format!("{value:.4}"),
-    }
+    Ok(backbone.score_as_stored(&split, &protocols, args.precision)?)
 }

@@ -8,6 +8,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
 use augment::Transform;
+use eval::image_sets::open_images;
 use eval::{Check, Protocol, Split};
 use kernels::device::Opened;
 use networks::probe::Probe;
@@ -19,12 +20,10 @@ use trainer::run::fault::Fault;
 use trainer::run::{Outcome, host_name};
 
 use super::report::write_beside;
-use session::{Session, initial_model};
+use session::{ScoringProbe, Session, initial_model};
 
 use crate::cluster::compute;
 use crate::console::{command_line, say};
-use crate::evaluation::image_sets::open_images;
-use crate::evaluation::in_training::InTraining;
 use crate::exit::PREEMPTED;
 use crate::forecast::at_least;
 use crate::initial::InitialFlags;
@@ -176,7 +175,7 @@ fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::R
     }
     let workdir = args.workdir.clone();
     let plan = plan.clone();
-    Ok(vec![Box::new(InTraining { split, protocols, workdir, plan })])
+    Ok(vec![Box::new(ScoringProbe { split, protocols, workdir, plan })])
 }
 
 /// Runs the stages of `session`, with signals and a progress bar. The recipe is checked before

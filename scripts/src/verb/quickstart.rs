@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use anyhow::bail;
 use augment::Transform;
-use eval::probe::wanted;
+use eval::probe::{Scores, wanted};
+use eval::scores::rows;
 use eval::{ImageSet, Protocol, Source, Split};
 use kernels::device::Device;
 use networks::Network;
@@ -15,20 +16,16 @@ use pipeline::NoProgress;
 use pipeline::{Dataset, Storage};
 use report::picture::sheets;
 use serde_json::json;
-use session::{Initial, Session};
+use session::{Backbone, EvaluatedNetwork, Initial, NetworkSettings, Session};
 use trainer::run::Outcome;
-use weights::{Format, Precision};
+use weights::{Format, Hints, Precision};
 
 use super::export;
 use super::pretrain::pretrain;
-use super::probe::baselines;
+use super::probe::print_table;
 use super::report::write_beside;
-use crate::backbone::{WeightFlags, open_backbone};
 use crate::cluster::compute;
 use crate::console::say;
-use crate::evaluation::network::NetworkFlags;
-use crate::evaluation::record;
-use crate::evaluation::scores::{Table, print_table, rows};
 use crate::exit::PREEMPTED;
 use crate::progress::StageBar;
 use crate::recipes;
@@ -126,7 +123,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the line of JSON: scores of the run's network, a random one and raw pixels.
-fn to_json(table: &Table, seconds: f64) -> serde_json::Value {
+fn to_json(table: &[(String, Scores)], seconds: f64) -> serde_json::Value {
     let trained = &table[0].1;
     let random = &table[1].1;
     let pixels = &table[2].1;
@@ -178,26 +175,25 @@ fn ensure_synth(data: &Path, set: &SynthSet) -> anyhow::Result<Vec<String>> {
 
 /// Scores the run's network, a random one and raw pixels. The first scores are recorded in the run,
 /// with a picture of nearest neighbors and the exported backbone.
-fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
-    let open = NetworkFlags::default().open(&args.workdir, device)?;
+fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Vec<(String, Scores)>> {
+    let open = EvaluatedNetwork::open(&args.workdir, &NetworkSettings::default(), device)?;
     let protocols = ["knn", "linear-honest"]
         .into_iter()
         .map(Protocol::named)
         .collect::<Result<Vec<_>, _>>()
         .map_err(anyhow::Error::msg)?;
     let scores = split.score(&open.network, &protocols, None, &NoProgress)?;
-    let rows = rows(&scores, split, &open.about(&args.workdir));
-    let scalars = record::scalars(&open, &rows);
-    record::add(&args.workdir, open.step().unwrap_or_default(), &rows, &scalars)?;
-    let backbone = open_backbone(&args.workdir, &WeightFlags::default(), None)?;
+    open.record(&args.workdir, &rows(&scores, split, &open.about(&args.workdir)))?;
+    let backbone = Backbone::open(&args.workdir, &Hints::default())?;
     let card = export::model_card(&args.workdir, &backbone)?;
     let file = args.workdir.join("backbone.safetensors");
     // A quickstart that is started again replaces the file.
     export::write(&backbone, &card, &file, Format::Safetensors, Precision::F32, true)?;
     draw_neighbors(args, split, &open.network)?;
     crate::pictures::show(&args.workdir, "neighbors", open.step().unwrap_or_default());
-    let mut table: Table = vec![(open.which.clone(), scores)];
-    table.extend(baselines(&open.network, split, &protocols, device)?);
+    let mut table = vec![(open.which.clone(), scores)];
+    let progress = StageBar::new();
+    table.extend(split.score_baselines(&open.network, &protocols, device, &progress)?);
     Ok(table)
 }
 

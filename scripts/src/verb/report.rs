@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use eval::image_sets::{set_name, with_names};
 use eval::probe::wanted;
 use eval::{ImageSet, Source, features};
 use kernels::device::Device;
@@ -18,9 +19,7 @@ use serde_json::json;
 
 use crate::cluster::compute::DeviceFlag;
 use crate::console::say;
-use crate::evaluation::image_sets::with_names;
-use crate::evaluation::network::NetworkFlags;
-use crate::evaluation::scores::set_name;
+use crate::network_flags::NetworkFlags;
 use crate::pictures;
 use prep::open::{is_folder_of_images, open_dataset};
 

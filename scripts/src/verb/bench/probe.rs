@@ -11,7 +11,7 @@ use pipeline::NoProgress;
 use serde_json::{Map, Value, json};
 
 use super::compare::{CompareFlag, compare_figures};
-use crate::evaluation::flags::ProtocolFlags;
+use crate::evaluation_flags::ProtocolFlags;
 
 /// Flags of `bench probe`.
 #[derive(clap::Args)]

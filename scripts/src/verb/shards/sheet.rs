@@ -8,11 +8,11 @@ use std::sync::Arc;
 use anyhow::bail;
 use augment::DecodeRules;
 use augment::Transform;
+use eval::image_sets::set_name;
 use eval::{ImageSet, Source};
 use pipeline::Storage;
 use report::picture::sheets;
 
-use crate::evaluation::scores::set_name;
 use crate::recipes;
 use prep::classes::{class_name, read_class_names};
 use prep::open::{open_dataset, split_folders};

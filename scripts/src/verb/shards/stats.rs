@@ -11,7 +11,7 @@ use prep::parts::ReadJob;
 use prep::stats::{Stats, quantiles, stats};
 use report::picture::histogram::draw_histograms;
 
-use crate::backbone::{ValueFlags, depth};
+use crate::network_flags::{ValueFlags, depth};
 use crate::parts::{PartFlags, result_of_all};
 use crate::progress::StageBar;
 

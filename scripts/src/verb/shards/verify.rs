@@ -9,7 +9,7 @@ use prep::parts::ReadJob;
 use prep::verify::verify;
 use serde_json::json;
 
-use crate::backbone::ValueFlags;
+use crate::network_flags::ValueFlags;
 use crate::parts::{PartFlags, result_of_all};
 use crate::progress::StageBar;
 

@@ -1,32 +1,45 @@
-//! Flags for the weights of a backbone, and its opening by them.
+//! Flags for the choice of a network, for its weights and for the preprocessing of its images.
 
 use std::path::Path;
 
-use anyhow::bail;
 use augment::{Depth, Fill, NoData, PixelFormat};
+use kernels::device::Device;
 use networks::Normalization;
-use session::Backbone;
-use weights::{Hints, Library, Preprocessing};
+use session::{EvaluatedNetwork, NetworkSettings, check_pixel_values};
+use weights::{Hints, Library};
 
-/// Opens the backbone of the network `network` in `path`; by default, of the network that its
-/// method evaluates.
-pub(crate) fn open_backbone(
-    path: &Path,
-    flags: &WeightFlags,
-    network: Option<&str>,
-) -> anyhow::Result<Backbone> {
-    if flags.values.is_given() && path.exists() && !weights::is_weights(path) {
-        bail!(
-            "{} is a run, and its recipe sets how images are decoded (data.bits_used, data.no_data): \
-             --bits-used and --no-data are only for weights from other programs",
-            path.display()
-        );
+/// Flags for the choice of the network and for its preprocessing.
+#[derive(Default, clap::Args)]
+pub(crate) struct NetworkFlags {
+    /// Network of a run, by name, such as student [default: the one its method evaluates].
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
+    /// Input image size in pixels, instead of the model's.
+    #[arg(long, value_name = "PX")]
+    image_px: Option<u32>,
+    /// Short side after resizing, before the center crop [default: from the configuration of the
+    /// weights, else 256/224 of the crop; for logreg, the crop]. Set it to the model's size to
+    /// leave thumbnails unresized.
+    #[arg(long, value_name = "PX")]
+    resize_px: Option<u32>,
+    #[command(flatten)]
+    weights: WeightFlags,
+}
+
+impl NetworkFlags {
+    /// Returns the settings that the flags state.
+    pub(crate) fn settings(&self) -> NetworkSettings {
+        NetworkSettings {
+            image_px: self.image_px,
+            resize_px: self.resize_px,
+            ..self.weights.settings(self.network.as_deref())
+        }
     }
-    let mut backbone = Backbone::open(path, &flags.hints(network))?;
-    if backbone.manifest.is_none() {
-        flags.values.apply_to(&mut backbone.preprocessing)?;
+
+    /// Opens the network in `path` (a run, a checkpoint or weights) on `device`.
+    pub(crate) fn open(&self, path: &Path, device: &Device) -> anyhow::Result<EvaluatedNetwork> {
+        Ok(EvaluatedNetwork::open(path, &self.settings(), device)?)
     }
-    Ok(backbone)
 }
 
 /// Flags for facts that a file of weights may not state.
@@ -78,22 +91,7 @@ impl ValueFlags {
 
     /// Refuses flags that do not apply to images of `format`.
     pub(crate) fn check(&self, format: PixelFormat) -> anyhow::Result<()> {
-        if self.no_data.is_some() && format.is_rgb8() {
-            bail!("--no-data is for images with a no-data value, not for {format}");
-        }
-        if self.bits_used.is_some() && format.depth == Depth::Float {
-            bail!("--bits-used is only for 16-bit images; with --bits 32, values are used unchanged");
-        }
-        Ok(())
-    }
-
-    /// Writes the values of the flags that are given into `preprocessing`.
-    fn apply_to(&self, preprocessing: &mut Preprocessing) -> anyhow::Result<()> {
-        self.check(preprocessing.pixels.format())?;
-        let decoding = &mut preprocessing.decoding;
-        decoding.bits_used = self.bits_used.or(decoding.bits_used);
-        decoding.no_data = self.no_data(Fill::default()).or(decoding.no_data);
-        Ok(())
+        Ok(check_pixel_values(format, self.bits_used, self.no_data(Fill::default()))?)
     }
 
     /// Returns whether a flag is given.
@@ -108,15 +106,21 @@ fn epsilon(text: &str) -> Result<f64, String> {
 }
 
 impl WeightFlags {
-    /// Returns the properties that the flags state, of the network `network` if a file has several.
-    pub(crate) fn hints(&self, network: Option<&str>) -> Hints {
-        Hints {
+    /// Returns the settings that the flags state, of the network `network` if a file has several.
+    pub(crate) fn settings(&self, network: Option<&str>) -> NetworkSettings {
+        let hints = Hints {
             library: self.source,
             heads: self.heads,
             normalization: self.normalization.clone(),
             depth: self.depth,
             norm_epsilon: self.norm_epsilon,
             network: network.map(str::to_string),
+        };
+        NetworkSettings {
+            hints,
+            bits_used: self.values.bits_used,
+            no_data: self.values.no_data(Fill::default()),
+            ..NetworkSettings::default()
         }
     }
 }

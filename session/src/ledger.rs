@@ -12,12 +12,12 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
-use anyhow::Context;
-use report::EvaluationRow;
+use eval::row::{EVALUATIONS, EvaluationRow};
 use serde_json::{Value, json};
 use trainer::run::host_name;
 
-use crate::evaluation::record;
+use crate::error::SessionError;
+use crate::evaluated::record;
 
 /// Interval at which a claim is touched.
 const TOUCH: Duration = Duration::from_secs(20);
@@ -27,14 +27,14 @@ const TOUCH: Duration = Duration::from_secs(20);
 const STALE: Duration = Duration::from_secs(300);
 
 /// Record of one kind of evaluation.
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     workdir: PathBuf,
     folder: PathBuf,
     name: String,
 }
 
 /// Claim of this process on a checkpoint.
-pub(super) struct Claim<'a> {
+pub(crate) struct Claim<'a> {
     ledger: &'a Ledger,
     step: u64,
     path: PathBuf,
@@ -44,11 +44,13 @@ pub(super) struct Claim<'a> {
 impl Ledger {
     /// Opens the ledger of the evaluations called `name` in `workdir`. Scores that a killed
     /// process had not added to the run are added now.
-    pub(super) fn open(workdir: &Path, name: String) -> anyhow::Result<Self> {
+    pub(crate) fn open(workdir: &Path, name: String) -> Result<Self, SessionError> {
         let folder = workdir.join("evaluations").join(&name);
-        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        fs::create_dir_all(&folder).map_err(|source| SessionError::io("create", &folder, source))?;
         let ledger = Self { workdir: workdir.to_path_buf(), folder, name };
-        for entry in fs::read_dir(&ledger.folder)?.flatten() {
+        let entries = fs::read_dir(&ledger.folder)
+            .map_err(|source| SessionError::file_system(&ledger.folder, source))?;
+        for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let step = name.strip_prefix("step-").and_then(|rest| rest.strip_suffix(".json"));
             if let Some(step) = step.and_then(|step| step.parse().ok()) {
@@ -59,19 +61,19 @@ impl Ledger {
     }
 
     /// Returns `true` if the checkpoint of `step` has been scored.
-    pub(super) fn is_done(&self, step: u64) -> bool {
+    pub(crate) fn is_done(&self, step: u64) -> bool {
         self.file(step, "json").exists()
     }
 
     /// Returns `true` if a live process is scoring the checkpoint of `step`.
-    pub(super) fn is_claimed(&self, step: u64) -> bool {
+    pub(crate) fn is_claimed(&self, step: u64) -> bool {
         let path = self.file(step, "claim");
         path.exists() && !is_stale(&path)
     }
 
     /// Claims the checkpoint of `step`; `None` if it has been scored or another process has claimed
     /// it.
-    pub(super) fn claim(&self, step: u64) -> anyhow::Result<Option<Claim<'_>>> {
+    pub(crate) fn claim(&self, step: u64) -> Result<Option<Claim<'_>>, SessionError> {
         let path = self.file(step, "claim");
         let owner = json!({ "host": host_name(), "pid": std::process::id() }).to_string();
         for _ in 0..2 {
@@ -84,7 +86,7 @@ impl Ledger {
                     return Ok(Some(Claim { ledger: self, step, path, touching }));
                 }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error).with_context(|| format!("cannot write {}", path.display())),
+                Err(source) => return Err(SessionError::io("write", &path, source)),
             }
             if !is_stale(&path) {
                 return Ok(None);
@@ -92,7 +94,7 @@ impl Ledger {
             // Only one of several processes that find it stale can rename it.
             let aside = path.with_extension(format!("stale-{}", std::process::id()));
             if fs::rename(&path, &aside).is_ok() {
-                fs::remove_file(&aside).with_context(|| format!("cannot remove {}", aside.display()))?;
+                fs::remove_file(&aside).map_err(|source| SessionError::io("remove", &aside, source))?;
             }
         }
         Ok(None)
@@ -103,17 +105,21 @@ impl Ledger {
     }
 
     /// Adds the scores of `step` to the run's evaluations, unless they were added before.
-    fn add_to_run(&self, step: u64) -> anyhow::Result<()> {
+    fn add_to_run(&self, step: u64) -> Result<(), SessionError> {
         let path = self.file(step, "json");
-        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let text = fs::read(&path).map_err(|source| SessionError::io("read", &path, source))?;
         let result: Value =
-            serde_json::from_slice(&text).with_context(|| format!("in {}", path.display()))?;
+            serde_json::from_slice(&text).map_err(|source| SessionError::json(&path, source))?;
         // Without the lock, two processes that find no row could both write.
-        let lock = pipeline::file::open_lock(&self.workdir.join("evaluations/.lock"))?;
-        lock.lock()?;
-        let evaluations = match fs::read_to_string(record::path_in(&self.workdir)) {
+        let lock_file = self.workdir.join("evaluations/.lock");
+        let lock = pipeline::file::open_lock(&lock_file)
+            .map_err(|source| SessionError::file_system(&lock_file, source))?;
+        lock.lock().map_err(|source| SessionError::file_system(&lock_file, source))?;
+        let evaluations = self.workdir.join(EVALUATIONS);
+        let evaluations = match fs::read_to_string(&evaluations) {
+            Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            evaluations => evaluations?,
+            Err(source) => return Err(SessionError::file_system(&evaluations, source)),
         };
         for line in evaluations.lines() {
             let Ok(row) = serde_json::from_str::<Value>(line) else { continue };
@@ -122,25 +128,29 @@ impl Ledger {
             }
         }
         let rows = serde_json::from_value::<Vec<EvaluationRow>>(result["rows"].clone());
-        let rows = rows.with_context(|| format!("in {}", path.display()))?;
+        let rows = rows.map_err(|source| SessionError::json(&path, source))?;
         let mut scalars = Vec::new();
         for (name, value) in result["scalars"].as_object().into_iter().flatten() {
             if let Some(value) = value.as_f64() {
                 scalars.push((name.clone(), value));
             }
         }
-        record::add(&self.workdir, step, &rows, &scalars)
+        record(&self.workdir, step, &rows, &scalars)
     }
 }
 
 impl Claim<'_> {
     /// Records that the checkpoint cannot be scored, so that no process tries again.
-    pub(super) fn give_up(self, reason: &str) -> anyhow::Result<()> {
+    pub(crate) fn give_up(self, reason: &str) -> Result<(), SessionError> {
         self.write(&json!({ "rows": [], "scalars": {}, "error": reason }))
     }
 
     /// Writes the rows and the scalars of the checkpoint, unless another process has written them.
-    pub(super) fn finish(self, rows: &[EvaluationRow], scalars: &[(String, f64)]) -> anyhow::Result<()> {
+    pub(crate) fn finish(
+        self,
+        rows: &[EvaluationRow],
+        scalars: &[(String, f64)],
+    ) -> Result<(), SessionError> {
         let rows: Vec<EvaluationRow> = rows
             .iter()
             .map(|row| EvaluationRow { watch: Some(self.ledger.name.clone()), ..row.clone() })
@@ -151,17 +161,17 @@ impl Claim<'_> {
     }
 
     /// Creates `result` atomically, unless it exists, and adds its rows to the run's evaluations.
-    fn write(self, result: &Value) -> anyhow::Result<()> {
+    fn write(self, result: &Value) -> Result<(), SessionError> {
         let path = self.ledger.file(self.step, "json");
         let temporary = path.with_extension(format!("json-{}-{}", host_name(), std::process::id()));
         let text = result.to_string();
         let written = pipeline::file::write_synced(&temporary, text.as_bytes())
             .and_then(|()| fs::hard_link(&temporary, &path));
         let _ = fs::remove_file(&temporary);
-        if let Err(error) = written
-            && error.kind() != ErrorKind::AlreadyExists
+        if let Err(source) = written
+            && source.kind() != ErrorKind::AlreadyExists
         {
-            return Err(error).with_context(|| format!("cannot write {}", path.display()));
+            return Err(SessionError::io("write", &path, source));
         }
         self.ledger.add_to_run(self.step)
     }

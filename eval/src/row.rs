@@ -1,9 +1,25 @@
-//! A row of `evaluations.jsonl`: one number with everything that it depends on. `scripts` writes
-//! rows, and a report reads them.
+//! Rows of `evaluations.jsonl`: one number each, with everything that it depends on, so that
+//! numbers are compared only where they may be. The file only grows: several processes may append
+//! to it.
+
+use std::io::Write;
+use std::path::Path;
 
 use augment::Transform;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::EvalError;
+
+/// Name of the file of a run's evaluations.
+pub const EVALUATIONS: &str = "evaluations.jsonl";
+
+/// Longest settings within a name, in bytes; longer ones are replaced by their hash.
+const LONGEST_SETTINGS: usize = 40;
+
+/// Settings that the name of a metric contains.
+const SETTINGS_IN_METRIC: [&str; 2] = ["k", "shots"];
 
 /// One number with everything that it depends on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -102,6 +118,63 @@ pub struct NetworkInfo {
     pub more: Map<String, Value>,
 }
 
+impl EvaluationRow {
+    /// Returns the settings of the protocol that the name of the metric does not contain.
+    pub fn other_settings(&self) -> Map<String, Value> {
+        let mut settings = self.settings.clone();
+        settings.retain(|setting, _| !SETTINGS_IN_METRIC.contains(&setting.as_str()));
+        settings
+    }
+
+    /// Returns the name of the score in trackers, in a run whose evaluated network is `evaluated`.
+    /// Scores that may not be compared have different names: besides the test set, the network, the
+    /// side of the images and the metric, a name contains the training set, its number of images,
+    /// and the settings of the protocol. Names differ from those of the run's probe.
+    pub fn score_name(&self, evaluated: &str) -> String {
+        let network = if self.about.network == evaluated { "evaluated" } else { &self.about.network };
+        let size_px = self.about.transform.map_or(0, |transform| transform.size_px);
+        let mut name = format!("eval/{}/{network}/{size_px}px/{}", self.test.set, self.metric);
+        if let Some(train) = self.train.as_ref().filter(|train| !train.set.is_empty()) {
+            name += &format!("/{}", train.set);
+            name += &train.images.map_or_else(String::new, |images| format!("-{images}"));
+        }
+        let mut settings: Vec<String> = Vec::new();
+        for (key, value) in self.other_settings() {
+            if !value.is_null() && value != false {
+                settings.push(format!("{key}-{value}"));
+            }
+        }
+        if self.seed != 0 {
+            settings.push(format!("seed-{}", self.seed));
+        }
+        let settings = settings.join("-");
+        match settings.len() {
+            0 => name,
+            len if len <= LONGEST_SETTINGS && !settings.contains(['[', '"', '{']) => {
+                format!("{name}/{settings}")
+            }
+            _ => format!("{name}/settings-{:08x}", xxh3_64(settings.as_bytes()) >> 32),
+        }
+    }
+}
+
+/// Appends `rows` to the evaluations of the run in `workdir`.
+///
+/// # Errors
+/// [`EvalError::Io`].
+pub fn append(workdir: &Path, rows: &[EvaluationRow]) -> Result<(), EvalError> {
+    let path = workdir.join(EVALUATIONS);
+    let mut lines = String::new();
+    for row in rows {
+        let line = serde_json::to_string(row).map_err(|error| EvalError::io("write", &path, error.into()))?;
+        lines += &line;
+        lines.push('\n');
+    }
+    let file = pipeline::file::open_append(&path);
+    let written = file.and_then(|mut file| file.write_all(lines.as_bytes()));
+    written.map_err(|source| EvalError::io("write", &path, source))
+}
+
 impl Number {
     /// Creates the number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, or one that
     /// needs no labels.
@@ -121,7 +194,7 @@ impl Number {
     }
 
     /// Returns the measure, empty for one that needs no labels, and the number.
-    pub(crate) fn named(&self) -> Option<(&'static str, f64)> {
+    pub fn named(&self) -> Option<(&'static str, f64)> {
         let all = [
             ("accuracy", self.accuracy),
             ("mAP", self.mean_average_precision),
@@ -170,5 +243,37 @@ mod tests {
             assert_eq!(Number::new(measure, 2.0).named(), Some((measure, 2.0)));
         }
         assert_eq!(Number::new("rankme", 2.0).named(), Some(("", 2.0)));
+    }
+
+    fn knn_row(network: &str, images: usize, settings: Value, seed: u64) -> EvaluationRow {
+        serde_json::from_value(serde_json::json!({
+            "metric": "knn_20", "accuracy": 40.0, "settings": settings, "seed": seed,
+            "train": { "set": "cifar/train", "images": images }, "test": { "set": "cifar/test", "images": 9 },
+            "about": { "step": 3, "network": network, "transform": { "resize_px": 37, "size_px": 32 } },
+        }))
+        .unwrap()
+    }
+
+    /// Scores that may not be compared have different names in trackers; the evaluated networks of
+    /// two methods have the same name.
+    #[test]
+    fn tracker_names_depend_on_training_set_and_settings() {
+        let knn = serde_json::json!({ "k": [20], "leave_one_out": false, "temperature": 0.07 });
+        let name = knn_row("teacher", 5000, knn.clone(), 0).score_name("teacher");
+        assert_eq!(name, "eval/cifar/test/evaluated/32px/knn_20/cifar/train-5000/temperature-0.07");
+        assert_eq!(name, knn_row("student", 5000, knn.clone(), 0).score_name("student"));
+        let others = [
+            knn_row("student", 5000, knn.clone(), 0),
+            knn_row("teacher", 40_000, knn.clone(), 0),
+            knn_row("teacher", 5000, knn, 1),
+            knn_row("teacher", 5000, serde_json::json!({ "temperature": 0.1 }), 0),
+            knn_row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.2] }), 0),
+            knn_row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.3] }), 0),
+        ];
+        let mut names: Vec<String> = others.iter().map(|row| row.score_name("teacher")).collect();
+        names.push(name);
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 7, "{names:?}");
     }
 }

@@ -1,0 +1,51 @@
+//! Probe that a run calls at regular intervals of steps.
+
+use std::path::PathBuf;
+
+use eval::row::append;
+use eval::scores::rows;
+use eval::{Protocol, Split};
+use networks::Network;
+use networks::probe::Probe;
+use pipeline::NoProgress;
+use trainer::Plan;
+
+use crate::evaluated::Origin;
+
+/// Protocols on image sets that were opened before the run.
+pub struct ScoringProbe {
+    /// Images to fit on and to report on.
+    pub split: Split,
+    /// Protocols to run.
+    pub protocols: Vec<Protocol>,
+    /// Work directory, whose `evaluations.jsonl` records what each number depends on.
+    pub workdir: PathBuf,
+    /// Plan of the run.
+    pub plan: Plan,
+}
+
+impl Probe for ScoringProbe {
+    fn name(&self) -> &str {
+        "probe"
+    }
+
+    fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String> {
+        let scores = self
+            .split
+            .score(network, &self.protocols, None, &NoProgress)
+            .map_err(|error| error.to_string())?;
+        let origin = Origin {
+            which: self.plan.evaluated().map_err(|error| error.to_string())?,
+            step: Some(step),
+            recipe: Some(&self.plan.recipe.name),
+            transform: self.split.test.transform,
+            checkpoint: None,
+        };
+        let rows = rows(&scores, &self.split, &origin.describe(network));
+        // The run writes the scores to TensorBoard.
+        if let Err(error) = append(&self.workdir, &rows) {
+            tracing::warn!("could not record the scores of step {step}: {error}");
+        }
+        Ok(scores.by_name().collect())
+    }
+}
