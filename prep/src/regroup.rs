@@ -48,6 +48,9 @@ pub struct Regrouped {
     pub n_shards: usize,
 }
 
+/// Numbers of the samples of each class; a sample may have several, or none.
+type SamplesByClass = BTreeMap<Vec<String>, Vec<usize>>;
+
 /// Position of a sample.
 #[derive(Clone, Copy)]
 struct SamplePosition {
@@ -153,8 +156,8 @@ fn part_by_hash(hash: u64, shares: &[(String, f64)]) -> usize {
 fn group_by_class(
     shards: &[Shard],
     positions: &[SamplePosition],
-) -> Result<Option<BTreeMap<Vec<String>, Vec<usize>>>, PrepError> {
-    let mut classes: BTreeMap<Vec<String>, Vec<usize>> = BTreeMap::new();
+) -> Result<Option<SamplesByClass>, PrepError> {
+    let mut classes = SamplesByClass::new();
     for (number, position) in positions.iter().enumerate() {
         classes.entry(shards[position.shard].classes(position.number)?).or_default().push(number);
     }
@@ -163,11 +166,7 @@ fn group_by_class(
 
 /// Divides each class by `shares`, in the order of the samples' `hashes`: each sample goes to the
 /// part that lacks most samples of its share. Returns the samples with the numbers of their parts.
-fn stratify(
-    classes: &BTreeMap<Vec<String>, Vec<usize>>,
-    hashes: &[u64],
-    shares: &[(String, f64)],
-) -> Vec<(usize, usize)> {
+fn stratify(classes: &SamplesByClass, hashes: &[u64], shares: &[(String, f64)]) -> Vec<(usize, usize)> {
     let sum: f64 = shares.iter().map(|(_, share)| share).sum();
     let mut counts = vec![0.0; shares.len()];
     let mut assigned = Vec::new();

@@ -16,13 +16,13 @@ const ARROWS: [(&str, &str, &[&str]); 15] = [
     ("ranks", "ranks", &["kernels"]),
     ("networks", "networks", &["augment", "kernels"]),
     ("trainer", "trainer", &["pipeline", "augment", "kernels", "ranks", "networks"]),
-    ("eval", "eval", &["pipeline", "augment", "kernels", "networks"]),
-    ("curate", "curate", &["kernels", "ranks"]),
+    ("eval", "eval", &["pipeline", "augment", "prep", "kernels", "networks"]),
+    ("curate", "curate", &["augment", "prep", "pipeline", "eval", "kernels", "ranks"]),
     ("weights", "weights", &["pipeline", "augment", "networks"]),
     (
         "session",
         "session",
-        &["pipeline", "augment", "prep", "kernels", "ranks", "networks", "trainer", "weights"],
+        &["pipeline", "augment", "prep", "kernels", "ranks", "networks", "trainer", "eval", "weights"],
     ),
     ("report", "report", &["pipeline", "augment", "kernels", "networks", "trainer", "eval"]),
     (

@@ -10,8 +10,8 @@ use prost::Message;
 
 use super::clock::now_s;
 use super::event_message::{
-    Event, HparamValue, HparamsData, PluginData, Session, Summary, SummaryImage, SummaryMetadata, SummaryValue,
-    Tensor, TensorType,
+    Event, HparamValue, HparamsData, PluginData, Session, Summary, SummaryImage, SummaryMetadata,
+    SummaryValue, Tensor, TensorType,
 };
 use crate::error::TrainError;
 
