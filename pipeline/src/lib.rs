@@ -20,7 +20,7 @@ pub(crate) mod error;
 pub mod file;
 mod hash;
 pub mod identity;
-pub mod progress;
+mod progress;
 pub mod read;
 pub mod remote;
 pub mod secrets;
