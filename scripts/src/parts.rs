@@ -58,15 +58,20 @@ pub(crate) fn compute_share<T: Serialize + DeserializeOwned>(
     n: usize,
     compute: impl FnOnce(Range<usize>) -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<Vec<T>>> {
-    match results.compute(work, n, compute)? {
-        Share::All(parts) => Ok(Some(parts)),
+    Ok(all_results(results.compute(work, n, compute)?))
+}
+
+/// Returns the results of the whole job; `None` for those of a part, and prints where they are.
+pub(crate) fn all_results<T>(share: Share<T>) -> Option<Vec<T>> {
+    match share {
+        Share::All(results) => Some(results),
         Share::Saved { part, path } => {
             out!("part {part}: {}", path.display());
-            Ok(None)
+            None
         }
         Share::Existing { part, path } => {
             say(format!("part {part} is already done: {}; remove the file to redo it", path.display()));
-            Ok(None)
+            None
         }
     }
 }

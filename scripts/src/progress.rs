@@ -39,6 +39,11 @@ impl StageBar {
     pub(crate) fn new() -> Self {
         Self(bar(0, ""))
     }
+
+    /// Creates bars that are not shown.
+    pub(crate) fn hidden() -> Self {
+        Self(ProgressBar::hidden())
+    }
 }
 
 impl Progress for StageBar {
