@@ -10,9 +10,9 @@ use prep::keys::Keys;
 
 use crate::CurateError;
 
-/// Returns the sample of each of `names` in `dataset`, the shards and folders `specs`: by key, and by
-/// shard where a name has one. Names without a shard may be files of a folder, whose keys are made
-/// from them.
+/// Returns the sample of each of `names` in `dataset`, the shards and folders `specs`: by key, and
+/// by shard where a name has one. Names without a shard may be files of a folder, whose keys are
+/// made from them.
 ///
 /// # Errors
 /// [`CurateError::UnknownImage`] and [`CurateError::AmbiguousImage`].

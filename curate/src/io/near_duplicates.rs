@@ -61,8 +61,8 @@ impl NearDuplicates {
         Job { verb: "near-duplicates", settings, work: Work::Whole }
     }
 
-    /// Finds the near-duplicates of the images of `output`, the images with the best of `qualities` first. All
-    /// ranks call it.
+    /// Finds the near-duplicates among the images of `output`, those with the best of `qualities`
+    /// first. All ranks call it.
     ///
     /// # Errors
     /// [`CurateError`] if cells cannot be computed, or ranks cannot communicate.
@@ -103,6 +103,9 @@ impl FoundDuplicates {
     /// Returns rows of pairs of an image and the most similar kept one, around the threshold; none
     /// without images.
     pub fn pairs(&self, input: &Input) -> Vec<Vec<ImagePair>> {
+        if !input.has_images() {
+            return Vec::new();
+        }
         let mut matches = Vec::new();
         for (row, nearest) in self.duplicates.nearest.iter().enumerate() {
             if let Some(NearestKept { row: query, similarity }) = *nearest {

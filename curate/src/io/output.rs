@@ -51,7 +51,7 @@ pub struct OutputSettings {
 pub struct Output<'a> {
     settings: OutputSettings,
     /// Features and images of the job.
-    pub input: &'a Input,
+    pub(super) input: &'a Input,
     storage: &'a Storage,
     /// Whether this process writes: only the first rank does.
     pub is_writer: bool,
@@ -63,8 +63,9 @@ impl OutputSettings {
     /// may work in it at the same time. All ranks call it.
     ///
     /// # Errors
-    /// [`CurateError::Prep`] if the folder is in use or holds another job, [`CurateError::UserFile`],
-    /// [`CurateError::PackWithoutImages`] and [`CurateError::PeersFailed`].
+    /// [`CurateError::Prep`] if the folder is in use or holds another job,
+    /// [`CurateError::UserFile`], [`CurateError::PackWithoutImages`] and
+    /// [`CurateError::PeersFailed`].
     pub fn claim<'a>(
         self,
         job: &Job,

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use curate::Metric;
 use curate::io::{Input, MAP, Map, MappedCluster, MappedLevel};
 use rayon::prelude::*;
-use report::{ClusterMap, DrawnCluster, MapTile, ReportError, map_html};
+use report::{ClusterMap, DrawnCluster, MapTile, map_html};
 use serde_json::json;
 
 use crate::curation::{Call, ClusterFlags, InputFlags, OutputFlags, bars, finish};
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
     }
     let ranks = call.connect(&args.input.compute)?;
     let output = args.output.settings().claim(&job, &input, call.storage, &ranks)?;
-    let clusters = map.clusters.run(&input.rows, &args.output.out, &ranks, &bars(&ranks))?;
+    let clusters = map.clusters.run(&input.rows, output.folder(), &ranks, &bars(&ranks))?;
     finish(ranks, || {
         let chosen = map.choose(&input, &clusters, kept.as_deref())?;
         draw(&args.output.out.join(MAP), chosen, &input, kept.as_deref())?;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
 /// Writes the page.
 fn draw(path: &Path, chosen: MappedLevel, input: &Input, kept: Option<&[bool]>) -> anyhow::Result<()> {
     let MappedLevel { level, n_clusters, sizes, clusters } = chosen;
-    let drawn: Result<Vec<DrawnCluster>, ReportError> =
+    let drawn: anyhow::Result<Vec<DrawnCluster>> =
         clusters.into_par_iter().map(|cluster| draw_cluster(input, kept, cluster)).collect();
     let n = n_clusters[level - 1];
     let page = map_html(&ClusterMap {
@@ -97,7 +97,7 @@ fn draw_cluster(
     input: &Input,
     kept: Option<&[bool]>,
     cluster: MappedCluster,
-) -> Result<DrawnCluster, ReportError> {
+) -> anyhow::Result<DrawnCluster> {
     let MappedCluster { number, n_images, n_kept, classes, rows } = cluster;
     let mut tiles = Vec::with_capacity(rows.len());
     for row in rows {

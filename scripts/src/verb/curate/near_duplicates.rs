@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
         say("note: without --shards, the first image of each group of near-duplicates is kept; with \
              --shards, the one with the most pixels, then the sharpest");
     }
-    let measured = qualities(&input, &args.output.out, &ranks, &bars(&ranks))?;
+    let measured = qualities(&input, output.folder(), &ranks, &bars(&ranks))?;
     let found = search.run(&output, measured, &ranks, &bars(&ranks))?;
     finish(ranks, || {
         let n_images = found.kept.len();
