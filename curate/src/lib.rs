@@ -2,7 +2,8 @@
 //!
 //! [`clusters`] groups rows of features into clusters, and clusters into clusters of a higher
 //! level; [`selection`] chooses the images to keep, and how often to show each. Results depend
-//! neither on the number of threads nor on that of ranks.
+//! neither on the number of threads nor on that of ranks. [`io`] reads features and images, and
+//! writes lists, clusters and shards: only it depends on files and images.
 //!
 //! Every rank can read all rows and compares its part of them; only keys, counts and sums are
 //! exchanged.
@@ -13,6 +14,7 @@ mod centers;
 pub mod clusters;
 mod draw;
 mod error;
+pub mod io;
 mod progress;
 mod rows;
 pub mod selection;

@@ -206,11 +206,35 @@ fn eval_code(error: &EvalError) -> u8 {
 fn curate_code(error: &CurateError) -> u8 {
     match error {
         CurateError::Ranks(error) => engine_code(error),
+        CurateError::Eval(error) => eval_code(error),
+        CurateError::Prep(error) => prep_code(error),
+        CurateError::Data(error) => pipeline_code(error),
         CurateError::TooManyClusters { .. }
         | CurateError::NoClusters
         | CurateError::Levels { .. }
-        | CurateError::Widths { .. } => CONFIGURATION,
-        CurateError::Shape { .. } | CurateError::NotFinite { .. } => DATA,
+        | CurateError::LevelValues { .. }
+        | CurateError::Memory { .. }
+        | CurateError::DamagedClusters { .. }
+        | CurateError::OtherClusters { .. }
+        | CurateError::Widths { .. }
+        | CurateError::OtherWeights
+        | CurateError::NoFeatures
+        | CurateError::FileWidths { .. }
+        | CurateError::FileWeights { .. }
+        | CurateError::TooManyRows { .. }
+        | CurateError::UnknownImage { .. }
+        | CurateError::AmbiguousImage { .. }
+        | CurateError::PackWithoutImages
+        | CurateError::NothingKept
+        | CurateError::UserFile { .. }
+        | CurateError::NoList { .. }
+        | CurateError::NoGroups { .. }
+        | CurateError::NoneListed { .. }
+        | CurateError::NoLevel { .. } => CONFIGURATION,
+        CurateError::Shape { .. }
+        | CurateError::NotFinite { .. }
+        | CurateError::PeersFailed { .. }
+        | CurateError::Io { .. } => DATA,
     }
 }
 

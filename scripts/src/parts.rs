@@ -49,17 +49,6 @@ impl PartFlags {
     }
 }
 
-/// Returns the results that this command continues with: that of `compute` for all `n` items, or
-/// those of all parts. A part computes and saves its own, prints where, and returns `None`.
-pub(crate) fn compute_share<T: Serialize + DeserializeOwned>(
-    results: &PartResults,
-    work: Work,
-    n: usize,
-    compute: impl FnOnce(Range<usize>) -> anyhow::Result<T>,
-) -> anyhow::Result<Option<Vec<T>>> {
-    Ok(result_of_all(results.compute(work, n, compute)?))
-}
-
 /// Returns the result of the whole job or of all parts. For a part, prints where its result is, and
 /// returns `None`.
 pub(crate) fn result_of_all<T>(share: Share<T>) -> Option<T> {

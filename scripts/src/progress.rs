@@ -50,6 +50,11 @@ impl StageBar {
     pub(crate) fn set_message(&self, text: String) {
         self.0.set_message(text);
     }
+
+    /// Creates bars that are not shown.
+    pub(crate) fn hidden() -> Self {
+        Self(ProgressBar::hidden())
+    }
 }
 
 impl Progress for StageBar {

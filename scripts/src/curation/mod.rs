@@ -1,18 +1,11 @@
-//! Parts that the verbs of `ocelli curate` share: features with the names of their images,
-//! clusters, lists, shards and pictures.
+//! What the verbs of `ocelli curate` share: flags, ranks, and output.
 
-pub(crate) mod cells;
-pub(crate) mod clusters;
-pub(crate) mod comparison_parts;
-pub(crate) mod content;
-pub(crate) mod groups;
-pub(crate) mod input;
-pub(crate) mod match_images;
-pub(crate) mod others;
-pub(crate) mod output;
-pub(crate) mod pairs;
-pub(crate) mod progress;
-pub(crate) mod quality;
-pub(crate) mod ranks;
-pub(crate) mod saved;
-pub(crate) mod threshold;
+mod call;
+mod flags;
+mod input;
+mod output;
+
+pub(crate) use call::{Call, bars, finish};
+pub(crate) use flags::{CellFlags, ClusterFlags, ThresholdFlag};
+pub(crate) use input::{InputFlags, OtherFlags};
+pub(crate) use output::{OutputFlags, draw_pairs};

@@ -10,5 +10,6 @@ mod write;
 
 pub use contents::ImageName;
 pub use format::{Format, export_files};
+pub use networks::safetensors::encode_file as encode_safetensors;
 pub use read::{FeatureFile, read};
 pub use write::write;

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use augment::ViewRng;
 use curate::clusters::KMeans;
+use curate::io::read_features;
 use curate::{FeatureRows, Metric};
 use kernels::rows::Rows;
 use pipeline::NoProgress;
@@ -14,7 +15,6 @@ use ranks::communicator::Communicator;
 use serde_json::json;
 
 use super::compare::{CompareFlag, compare_figures};
-use crate::curation::input::read_features;
 
 /// Flags of `bench clusters`.
 #[derive(clap::Args)]

@@ -1,25 +1,16 @@
 //! `ocelli curate balance`: chooses images evenly over clusters, or weighs all images so.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::ValueEnum;
 use curate::Metric;
-use curate::clusters::{Hierarchy, Tree};
-use curate::selection::{Order, sample, weights};
-use kernels::rows::Rows;
-use pipeline::Storage;
-use serde_json::{Map, Value, json};
+use curate::io::{Balance, LevelSizes};
+use serde_json::json;
 
-use crate::cluster::compute;
 use crate::console::say;
-use crate::curation::clusters::ClusterFlags;
-use crate::curation::content::content_identity;
-use crate::curation::groups::groups;
-use crate::curation::input::{Input, InputFlags};
-use crate::curation::output::{Output, OutputFlags, six_digits};
-use crate::curation::ranks::{all_succeed, connect, finish};
+use crate::curation::{Call, ClusterFlags, InputFlags, OutputFlags, bars, finish};
 
 /// Flags of `curate balance`.
 #[derive(clap::Args)]
@@ -77,8 +68,7 @@ enum Distance {
     Euclidean,
 }
 
-pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
-    let launch = compute::launch()?;
+pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
     let metric = match args.metric {
         Distance::Cosine => Metric::Cosine,
         Distance::Euclidean => Metric::Euclidean,
@@ -86,104 +76,39 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     if args.by.is_some() && args.order == Choice::Nearest {
         bail!("--order nearest needs clusters: the groups of --by have no centers");
     }
-    let input = args.input.open(metric, &launch, storage, folder)?;
-    let n = input.rows.len();
+    let input = args.input.open(metric, call)?;
+    let n = input.names.len();
     if args.count == 0 || args.count > n {
         bail!("--count {}: expected a number from 1 to {n}, the number of images", args.count);
     }
-    let settings = json!({
-        "count": args.count, "weights": args.weights, "by": args.by,
-        "list": content_identity(args.list.as_ref()),
-        "order": format!("{:?}", args.order), "metric": format!("{metric:?}"),
-        "clusters": args.clusters.identity(),
-    });
-    let ranks = connect(&launch, &args.input.compute)?;
-    let claimed = args.output.claim("balance", settings, &input, &launch, storage);
-    let output = all_succeed(&ranks, claimed)?;
-    let (clusters, names) = match &args.by {
-        Some(column) => {
-            let (tree, names) = groups(&input.names, column, args.list.as_deref())?;
-            (Hierarchy { centers: Vec::new(), tree, distances: Vec::new(), inertia: 0.0 }, Some(names))
+    let balance = Balance {
+        count: args.count,
+        has_weights: args.weights,
+        column: args.by.clone(),
+        list: args.list.clone(),
+        nearest_first: args.order == Choice::Nearest,
+        clusters: args.clusters.settings(),
+    };
+    let job = balance.job(&input);
+    let ranks = call.connect(&args.input.compute)?;
+    let output = args.output.settings().claim(&job, &input, call.storage, &ranks)?;
+    let balanced = balance.run(&output, &ranks, &bars(&ranks))?;
+    finish(ranks, || {
+        for (level, sizes) in balanced.level_sizes().iter().enumerate() {
+            let LevelSizes { n_clusters, least, most, median } = sizes;
+            let number = level + 1;
+            out!("level {number}: {n_clusters} clusters of {least} to {most} images, median {median}");
         }
-        None => (args.clusters.run(&input.rows, &args.output.out, &ranks)?, None),
-    };
-    let written = write(args, &input, &output, &clusters, names.as_deref());
-    finish(ranks, written)
-}
-
-/// Chooses or weighs the images, and writes the lists. `names` are those of groups, which stand in
-/// place of clusters.
-fn write(
-    args: &Args,
-    input: &Input,
-    output: &Output<'_>,
-    clusters: &Hierarchy,
-    names: Option<&[String]>,
-) -> anyhow::Result<()> {
-    let seed = args.clusters.limits.seed;
-    let order = match args.order {
-        Choice::Random => Order::Random,
-        Choice::Nearest => Order::Nearest(&clusters.distances),
-    };
-    let chosen = sample(&clusters.tree, args.count, order, seed);
-    let mut kept = vec![args.weights; input.rows.len()];
-    for row in chosen {
-        kept[row as usize] = true;
-    }
-    let weights = args.weights.then(|| weights(&clusters.tree, args.count as f64));
-    if output.is_writer {
-        print_sizes(&clusters.tree, args.count);
-    }
-    output.write(
-        input,
-        &kept,
-        &|row: usize| row_columns(clusters, names, weights.as_deref(), row),
-        Map::from_iter([("count".to_string(), json!(args.count))]),
-    )?;
-    if args.weights && output.is_writer {
-        say("note: to train with these weights, pass --set data.weights=LIST, the path of list.jsonl");
-    }
-    Ok(())
-}
-
-/// Prints the sizes of clusters by level, and the range of the probabilities of images.
-fn print_sizes(tree: &Tree, count: usize) {
-    let shares = weights(tree, count as f64);
-    for (level, sizes) in tree.sizes().iter().enumerate() {
-        let mut sizes = sizes.clone();
-        sizes.sort_unstable();
-        let last = sizes.len() - 1;
+        let [least, most] = balanced.probability_range();
         out!(
-            "level {}: {} clusters of {} to {} images, median {}",
-            level + 1,
-            sizes.len(),
-            sizes[0],
-            sizes[last],
-            sizes[(last as f64 * 0.5) as usize]
+            "an image is selected with probability {least:.4} to {most:.4}, depending on the size of its \
+             cluster"
         );
-    }
-    let most = shares.iter().copied().fold(0.0, f64::max);
-    let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
-    out!(
-        "an image is selected with probability {least:.4} to {most:.4}, depending on the size of its cluster"
-    );
-}
-
-/// Returns the columns of a row of the list.
-fn row_columns(
-    clusters: &Hierarchy,
-    names: Option<&[String]>,
-    weights: Option<&[f64]>,
-    row: usize,
-) -> Vec<(&'static str, Value)> {
-    let mut columns = Vec::new();
-    let numbers = clusters.tree.clusters_of(row);
-    match names {
-        Some(names) => columns.push(("group", json!(names[numbers[0] as usize]))),
-        // The lowest level first.
-        None => columns.push(("clusters", json!(numbers))),
-    }
-    columns.extend(clusters.distances.get(row).map(|distance| ("squared_distance", six_digits(*distance))));
-    columns.extend(weights.map(|weights| ("weight", json!(weights[row]))));
-    columns
+        let summary = json!({ "count": args.count });
+        args.output.write(&output, &balanced.kept, &|row| balanced.columns(row), summary)?;
+        if args.weights {
+            say("note: to train with these weights, pass --set data.weights=LIST, the path of list.jsonl");
+        }
+        Ok(())
+    })
 }

@@ -13,6 +13,9 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use pipeline::Storage;
 
+use crate::cluster::compute;
+use crate::curation::Call;
+
 /// Flags of `curate`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -38,12 +41,13 @@ enum Verb {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
+    let call = Call { launch: compute::launch()?, storage, folder };
     match &args.verb {
-        Verb::NearDuplicates(args) => near_duplicates::run(args, storage, folder),
-        Verb::Balance(args) => balance::run(args, storage, folder),
-        Verb::Retrieve(args) => retrieve::run(args, storage, folder),
-        Verb::Outliers(args) => outliers::run(args, storage, folder),
-        Verb::Remove(args) => remove::run(args, storage, folder),
-        Verb::Map(args) => map::run(args, storage, folder),
+        Verb::NearDuplicates(args) => near_duplicates::run(args, &call),
+        Verb::Balance(args) => balance::run(args, &call),
+        Verb::Retrieve(args) => retrieve::run(args, &call),
+        Verb::Outliers(args) => outliers::run(args, &call),
+        Verb::Remove(args) => remove::run(args, &call),
+        Verb::Map(args) => map::run(args, &call),
     }
 }

@@ -5,18 +5,14 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use curate::Metric;
-use curate::selection::mean_similarities;
-use kernels::rows::Rows;
-use pipeline::Storage;
-use serde_json::{Map, json};
+use curate::io::{FoundOutliers, Input, OUTLIERS, Outliers};
+use report::picture::sheets::{Captioned, image_sheet};
+use serde_json::json;
 
-use crate::cluster::compute;
-use crate::curation::cells::CellFlags;
-use crate::curation::input::{Input, InputFlags};
-use crate::curation::output::{OUTLIERS, Output, OutputFlags, six_digits};
-use crate::curation::pairs::draw_images;
-use crate::curation::progress::Bars;
-use crate::curation::ranks::{all_succeed, connect, finish};
+use crate::curation::{Call, CellFlags, InputFlags, OutputFlags, bars, finish};
+
+/// Number of images in the picture.
+const N_SHOWN: usize = 60;
 
 /// Flags of `curate outliers`.
 #[derive(clap::Args)]
@@ -37,57 +33,42 @@ pub(crate) struct Args {
     output: OutputFlags,
 }
 
-pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Result<ExitCode> {
-    if !(0.0..1.0).contains(&args.share) {
-        bail!("--share {}: expected a number of at least 0 and below 1", args.share);
+pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
+    let share = args.share;
+    if !(0.0..1.0).contains(&share) {
+        bail!("--share {share}: expected a number of at least 0 and below 1");
     }
-    let launch = compute::launch()?;
-    let input = args.input.open(Metric::Cosine, &launch, storage, folder)?;
-    let n = input.rows.len();
-    input.rows.largest(0..n)?;
-    let settings = json!({ "neighbors": args.neighbors, "share": args.share.to_string(),
-        "cells": args.cells.identity() });
-    let ranks = connect(&launch, &args.input.compute)?;
-    let claimed = args.output.claim("outliers", settings, &input, &launch, storage);
-    let output = all_succeed(&ranks, claimed)?;
-    let cells = args.cells.cells(&input.rows, &args.output.out, &ranks)?;
-    let means = {
-        let bars = Bars::new(&ranks);
-        mean_similarities(&input.rows, &cells, args.neighbors as usize, &ranks, &bars)?
-    };
-    let written = write(args, &input, &output, &means);
-    finish(ranks, written)
+    let input = args.input.open(Metric::Cosine, call)?;
+    input.rows.largest(0..input.names.len())?;
+    let n_neighbors = args.neighbors as usize;
+    let search = Outliers { n_neighbors, share, cells: args.cells.settings() };
+    let ranks = call.connect(&args.input.compute)?;
+    let output = args.output.settings().claim(&search.job(), &input, call.storage, &ranks)?;
+    let found = search.run(&output, &ranks, &bars(&ranks))?;
+    finish(ranks, || {
+        let [least, median, most] = found.range();
+        out!(
+            "mean cosine similarity to the {n_neighbors} most similar images: {least:.3} to {most:.3}, \
+             median {median:.3}"
+        );
+        draw(&args.output.out.join(OUTLIERS), &input, &found)?;
+        let summary = json!({ "outliers": found.n_outliers });
+        args.output.write(&output, &found.kept, &|row| found.columns(row), summary)
+    })
 }
 
-/// Prints the range of the similarities, draws the most outlying images, and writes the lists.
-/// `means` are the mean similarities of the rows.
-fn write(args: &Args, input: &Input, output: &Output<'_>, means: &[f32]) -> anyhow::Result<()> {
-    let n = means.len();
-    let mut order: Vec<usize> = (0..n).collect();
-    order.sort_by(|a, b| means[*a].total_cmp(&means[*b]).then(a.cmp(b)));
-    let n_out = (n as f64 * args.share).round() as usize;
-    let mut kept = vec![true; n];
-    for row in &order[..n_out] {
-        kept[*row] = false;
-    }
-    if output.is_writer {
-        out!(
-            "mean cosine similarity to the {} most similar images: {:.3} to {:.3}, median {:.3}",
-            args.neighbors,
-            means[order[0]],
-            means[order[n - 1]],
-            means[order[((n - 1) as f64 * 0.5) as usize]]
-        );
-        if let Some(images) = &input.images {
-            let path = output.path(OUTLIERS);
-            let shown: Vec<(usize, String, bool)> =
-                order.iter().take(60).map(|row| (*row, format!("{:.3}", means[*row]), !kept[*row])).collect();
-            let legend = "most outlying first, with their mean similarity; red: dropped";
-            if draw_images(&path, images, &shown, legend)? {
-                out!("most outlying images: {}", path.display());
-            }
+/// Draws the most outlying images, if there are images.
+fn draw(path: &Path, input: &Input, found: &FoundOutliers) -> anyhow::Result<()> {
+    let mut shown = Vec::new();
+    for row in found.order.iter().take(N_SHOWN) {
+        if let Some(image) = input.picture(*row) {
+            let caption = format!("{:.3}", found.means[*row]);
+            shown.push(Captioned { image, caption, is_marked: !found.kept[*row] });
         }
     }
-    let summary = Map::from_iter([("outliers".to_string(), json!(n_out))]);
-    output.write(input, &kept, &|row: usize| vec![("mean_similarity", six_digits(means[row]))], summary)
+    if !shown.is_empty() {
+        image_sheet(path, &shown, "most outlying first, with their mean similarity; red: dropped")?;
+        out!("most outlying images: {}", path.display());
+    }
+    Ok(())
 }

@@ -3,27 +3,31 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use anyhow::bail;
-use curate::clusters::Tree;
 use eval::features::file::ImageName;
-
 use prep::column::Column;
+
+use crate::CurateError;
+use crate::clusters::Tree;
 
 /// Name of the group of images that have no value in the column.
 const NONE: &str = "(none)";
 
 /// Returns the groups of images as a tree of one level, with the names of the groups: the classes
 /// of `names`, or `column` of the list at `path`.
-pub(crate) fn groups(
+///
+/// # Errors
+/// [`CurateError::NoList`], [`CurateError::NoGroups`], and [`CurateError::Prep`] if the list cannot
+/// be used.
+pub(super) fn groups(
     names: &[ImageName],
     column: &str,
     path: Option<&Path>,
-) -> anyhow::Result<(Tree, Vec<String>)> {
+) -> Result<(Tree, Vec<String>), CurateError> {
     let values: Vec<String> = match path {
         None if column == "class" => {
             names.iter().map(|name| name.class.clone().unwrap_or_else(|| NONE.into())).collect()
         }
-        None => bail!("--by {column} needs --list; only `class` works without it"),
+        None => return Err(CurateError::NoList { column: column.to_string() }),
         Some(path) => {
             let list = Column::read(path, column)?;
             let mut values = Vec::with_capacity(names.len());
@@ -35,7 +39,7 @@ pub(crate) fn groups(
         }
     };
     if values.iter().all(|value| value == NONE) {
-        bail!("no image has a value in column {column}");
+        return Err(CurateError::NoGroups { column: column.to_string() });
     }
     let mut numbers: BTreeMap<&str, u32> = values.iter().map(|value| (value.as_str(), 0)).collect();
     for (number, value) in (0..).zip(numbers.values_mut()) {

@@ -4,58 +4,94 @@ use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Context;
 use augment::{DecodeRules, Image};
-use pipeline::file;
+use pipeline::{Progress, file};
+use ranks::communicator::Communicator;
 use rayon::prelude::*;
 
-use super::input::Images;
-use crate::progress::bar;
+use super::agreement::all_succeed;
+use super::input::{Images, Input};
+use crate::CurateError;
+
+/// File of the qualities that have been measured, in an output folder.
+pub(super) const FILE: &str = "quality.txt";
 
 /// Quality of an image; of two, the larger one is better.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
-pub(crate) struct Quality {
+pub struct Quality {
     /// Number of pixels.
-    pub(crate) n_pixels: u64,
+    pub n_pixels: u64,
     /// Variance of the Laplacian of the gray image: the larger, the sharper (Pech-Pacheco et al.
     /// 2000).
-    pub(crate) sharpness: f64,
+    pub sharpness: f64,
 }
 
 /// Number of images whose qualities are computed before they are saved.
 const CHUNK: usize = 2048;
 
+/// Returns the quality of each image of `input`, which the first rank measures; `None` without
+/// images. Qualities are saved in `folder`, from which a call that was stopped continues. All ranks
+/// call it.
+///
+/// # Errors
+/// [`CurateError::Data`] if images cannot be read, [`CurateError::Io`], [`CurateError::Ranks`] and
+/// [`CurateError::PeersFailed`].
+pub fn qualities(
+    input: &Input,
+    folder: &Path,
+    ranks: &Communicator,
+    progress: &dyn Progress,
+) -> Result<Option<Vec<Quality>>, CurateError> {
+    let Some(images) = &input.images else { return Ok(None) };
+    let measured = if ranks.topology().rank == 0 {
+        measure_all(images, input.names.len(), &folder.join(FILE), progress)
+    } else {
+        Ok(Vec::new())
+    };
+    let measured = all_succeed(ranks, measured)?;
+    let words: Vec<[u64; 2]> =
+        measured.iter().map(|quality| [quality.n_pixels, quality.sharpness.to_bits()]).collect();
+    let bytes = ranks.broadcast("qualities", bytemuck::cast_slice(&words).to_vec())?;
+    let words: Vec<[u64; 2]> = bytemuck::pod_collect_to_vec(&bytes);
+    let mut all = Vec::with_capacity(words.len());
+    for [n_pixels, bits] in words {
+        all.push(Quality { n_pixels, sharpness: f64::from_bits(bits) });
+    }
+    Ok(Some(all))
+}
+
 /// Returns the quality of the image of each of `n` rows; zero for one that cannot be read.
 /// Qualities are saved at `path`, a line each, from which a call that was stopped continues.
-pub(crate) fn qualities(images: &Images, n: usize, path: &Path) -> anyhow::Result<Vec<Quality>> {
+fn measure_all(
+    images: &Images,
+    n: usize,
+    path: &Path,
+    progress: &dyn Progress,
+) -> Result<Vec<Quality>, CurateError> {
     let mut all = read_saved(path);
     all.truncate(n);
     // Removes a line that was cut off.
     let text: String = all.iter().map(Quality::line).collect();
-    file::replace(path, text.as_bytes()).with_context(|| write_failure(path))?;
-    let mut saved = OpenOptions::new().append(true).open(path).with_context(|| write_failure(path))?;
-    let progress = bar(n as u64, "sharpness");
-    progress.inc(all.len() as u64);
+    file::replace(path, text.as_bytes()).map_err(|error| CurateError::io("write", path, error))?;
+    let saved = OpenOptions::new().append(true).open(path);
+    let mut saved = saved.map_err(|error| CurateError::io("write", path, error))?;
+    progress.begin("sharpness", n as u64);
+    progress.advance(all.len() as u64);
     while all.len() < n {
         let rows = all.len()..n.min(all.len() + CHUNK);
-        let chunk: Vec<anyhow::Result<Quality>> = rows
+        let chunk: Vec<Result<Quality, CurateError>> = rows
             .into_par_iter()
             .map(|row| {
-                progress.inc(1);
+                progress.advance(1);
                 Quality::measure(images, row)
             })
             .collect();
-        let chunk = chunk.into_iter().collect::<anyhow::Result<Vec<Quality>>>()?;
+        let chunk = chunk.into_iter().collect::<Result<Vec<Quality>, CurateError>>()?;
         let text: String = chunk.iter().map(Quality::line).collect();
-        saved.write_all(text.as_bytes()).with_context(|| write_failure(path))?;
+        saved.write_all(text.as_bytes()).map_err(|error| CurateError::io("write", path, error))?;
         all.extend(chunk);
     }
-    progress.finish_and_clear();
     Ok(all)
-}
-
-fn write_failure(path: &Path) -> String {
-    format!("cannot write {}", path.display())
 }
 
 /// Reads the qualities at `path` up to the first line that is incomplete.
@@ -73,7 +109,7 @@ fn read_saved(path: &Path) -> Vec<Quality> {
 
 impl Quality {
     /// Measures the quality of the image of row `row`.
-    fn measure(images: &Images, row: usize) -> anyhow::Result<Self> {
+    fn measure(images: &Images, row: usize) -> Result<Self, CurateError> {
         let encoded = match images.encoded(row) {
             Err(error) if error.is_sample_error() => Default::default(),
             encoded => encoded?,

@@ -4,15 +4,15 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use anyhow::{Context, bail};
-use curate::clusters::{Centers, Hierarchy, Tree};
-use curate::{FeatureRows, Metric};
+use eval::features::file::encode_safetensors;
 use kernels::rows::Rows;
-use networks::safetensors::encode_file;
-use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
+use safetensors::{SafeTensorError, SafeTensors};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
+
+use crate::clusters::{Centers, Hierarchy, Tree};
+use crate::{CurateError, FeatureRows, Metric};
 
 /// Name of the checksum among a file's metadata.
 const CHECKSUM: &str = "ocelli.checksum";
@@ -44,7 +44,7 @@ fn encode_with_checksum(
     let checksum = checksum(tensors.iter().map(|(name, view)| (name.as_str(), view)), name, &text);
     let metadata = HashMap::from([(name.to_string(), text), (CHECKSUM.to_string(), checksum)]);
     // The same clusters give the same bytes, whatever the order of the map.
-    encode_file(tensors, metadata)
+    encode_safetensors(tensors, metadata)
 }
 
 /// Returns whether the checksum in `file` is that of its tensors and of `text`, which is `name`
@@ -104,19 +104,22 @@ fn parse_number(metadata: &HashMap<String, String>, name: &str) -> Option<usize>
 
 /// Writes the clusters of `rows`: by level, counted from 1 at the bottom, `centers` `[K, D]` and
 /// `parents` `[N]` or `[K below]`; and `distances` `[N]` of rows.
-pub(super) fn write(path: &Path, clusters: &Hierarchy, rows: &FeatureRows) -> anyhow::Result<()> {
+pub(super) fn save_clusters(path: &Path, clusters: &Hierarchy, rows: &FeatureRows) -> std::io::Result<()> {
     let mut tensors = Vec::new();
     for (level, centers) in clusters.centers.iter().enumerate() {
         let shape = vec![centers.len() / rows.width(), rows.width()];
-        let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(centers))?;
+        let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(centers))
+            .map_err(std::io::Error::other)?;
         tensors.push((format!("level{}.centers", level + 1), view));
         let parents = clusters.tree.parents(level);
-        let view = TensorView::new(Dtype::U32, vec![parents.len()], bytemuck::cast_slice(parents))?;
+        let view = TensorView::new(Dtype::U32, vec![parents.len()], bytemuck::cast_slice(parents))
+            .map_err(std::io::Error::other)?;
         tensors.push((format!("level{}.parents", level + 1), view));
     }
     let distances = bytemuck::cast_slice(&clusters.distances);
-    tensors
-        .push(("distances".into(), TensorView::new(Dtype::F32, vec![clusters.distances.len()], distances)?));
+    let view = TensorView::new(Dtype::F32, vec![clusters.distances.len()], distances)
+        .map_err(std::io::Error::other)?;
+    tensors.push(("distances".into(), view));
     let description = json!({
         "inertia": clusters.inertia,
         "metric": metric_name(rows),
@@ -124,7 +127,7 @@ pub(super) fn write(path: &Path, clusters: &Hierarchy, rows: &FeatureRows) -> an
         "features": hex_fingerprint(rows),
     });
     let bytes = encode_with_checksum(tensors, CLUSTERS, description.to_string())?;
-    Ok(pipeline::file::replace(path, &bytes)?)
+    pipeline::file::replace(path, &bytes)
 }
 
 fn metric_name(rows: &FeatureRows) -> &'static str {
@@ -138,41 +141,43 @@ fn hex_fingerprint(rows: &FeatureRows) -> String {
     format!("{:016x}", rows.fingerprint())
 }
 
-/// Describes a file of clusters that cannot be used.
-fn damage(path: &Path) -> String {
-    format!(
-        "{} is damaged, from an older release, or not a cluster file: remove it and cluster again",
-        path.display()
-    )
+/// Returns the error of a file of clusters that cannot be used.
+fn damaged(path: &Path, source: Option<SafeTensorError>) -> CurateError {
+    CurateError::DamagedClusters { path: path.to_path_buf(), source }
+}
+
+/// Returns the error of a file with clusters of other features, or by another distance.
+fn other_clusters(path: &Path, reason: String) -> CurateError {
+    CurateError::OtherClusters { path: path.to_path_buf(), reason }
 }
 
 /// Reads the clusters of `rows`, which must be those of the same features and the same distance.
-pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).with_context(|| damage(path))?;
-    let texts = metadata.metadata().as_ref().with_context(|| damage(path))?;
-    let text = texts.get(CLUSTERS).with_context(|| damage(path))?;
-    let file = SafeTensors::deserialize(&bytes).with_context(|| damage(path))?;
+pub(super) fn read_clusters(path: &Path, rows: &FeatureRows) -> Result<Hierarchy, CurateError> {
+    let bytes = std::fs::read(path).map_err(|error| CurateError::io("read", path, error))?;
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| damaged(path, Some(error)))?;
+    let texts = metadata.metadata().as_ref().ok_or_else(|| damaged(path, None))?;
+    let text = texts.get(CLUSTERS).ok_or_else(|| damaged(path, None))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| damaged(path, Some(error)))?;
     if !has_valid_checksum(&file, texts, CLUSTERS, text) {
-        bail!(damage(path));
+        return Err(damaged(path, None));
     }
-    let description: Value = serde_json::from_str(text).with_context(|| damage(path))?;
+    let description: Value =
+        serde_json::from_str(text).map_err(|error| damaged(path, Some(SafeTensorError::from(error))))?;
     let mut centers = Vec::new();
     let mut parents = Vec::new();
     let mut n_clusters = Vec::new();
     for level in 1.. {
         let Ok(tensor) = file.tensor(&format!("level{level}.centers")) else { break };
-        let [k, width] = *tensor.shape() else { bail!(damage(path)) };
+        let [k, width] = *tensor.shape() else { return Err(damaged(path, None)) };
         if width != rows.width() {
-            bail!(
-                "{} has centers of width {width}, but the features have width {}",
-                path.display(),
-                rows.width()
-            );
+            let expected = rows.width();
+            let reason = format!("centers of width {width}, but the features have width {expected}");
+            return Err(other_clusters(path, reason));
         }
         centers.push(bytemuck::pod_collect_to_vec(tensor.data()));
         n_clusters.push(k);
-        let tensor = file.tensor(&format!("level{level}.parents")).with_context(|| damage(path))?;
+        let tensor = file.tensor(&format!("level{level}.parents"));
+        let tensor = tensor.map_err(|error| damaged(path, Some(error)))?;
         parents.push(bytemuck::pod_collect_to_vec::<u8, u32>(tensor.data()));
     }
     let mut is_tree = !n_clusters.is_empty();
@@ -184,20 +189,22 @@ pub(super) fn read(path: &Path, rows: &FeatureRows) -> anyhow::Result<Hierarchy>
     }
     if !is_tree {
         let n = parents.first().map_or(0, Vec::len);
-        bail!("{} has clusters of {n} rows, but there are {} features", path.display(), rows.len());
+        let reason = format!("clusters of {n} rows, but there are {} features", rows.len());
+        return Err(other_clusters(path, reason));
     }
     if description["features"] != json!(hex_fingerprint(rows)) {
-        bail!("{} has clusters computed from other features", path.display());
+        return Err(other_clusters(path, "clusters computed from other features".into()));
     }
     let metric = metric_name(rows);
     if description["metric"] != json!(metric) {
-        bail!("{} has clusters by {} distance, not {metric}", path.display(), description["metric"]);
+        let reason = format!("clusters by {} distance, not {metric}", description["metric"]);
+        return Err(other_clusters(path, reason));
     }
-    let distances = file.tensor("distances").with_context(|| damage(path))?;
+    let distances = file.tensor("distances").map_err(|error| damaged(path, Some(error)))?;
     let inertia = description["inertia"].as_f64().unwrap_or(f64::NAN);
     let distances: Vec<f32> = bytemuck::pod_collect_to_vec(distances.data());
     if distances.len() != rows.len() {
-        bail!(damage(path));
+        return Err(damaged(path, None));
     }
     Ok(Hierarchy { centers, tree: Tree::new(parents, n_clusters), distances, inertia })
 }

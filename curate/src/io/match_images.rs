@@ -3,15 +3,24 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use anyhow::bail;
 use eval::features::file::ImageName;
+use pipeline::secrets::redact_list;
 use pipeline::{Dataset, SampleId};
-
 use prep::keys::Keys;
 
-/// Returns the sample of each of `names` in `dataset`: by key, and by shard where a name has one.
-/// Names without a shard may be files of a folder, whose keys are made from them.
-pub(super) fn match_images(dataset: &Dataset, names: &[ImageName]) -> anyhow::Result<Vec<SampleId>> {
+use crate::CurateError;
+
+/// Returns the sample of each of `names` in `dataset`, the shards and folders `specs`: by key, and
+/// by shard where a name has one. Names without a shard may be files of a folder, whose keys are
+/// made from them.
+///
+/// # Errors
+/// [`CurateError::UnknownImage`] and [`CurateError::AmbiguousImage`].
+pub(super) fn match_images(
+    dataset: &Dataset,
+    specs: &[String],
+    names: &[ImageName],
+) -> Result<Vec<SampleId>, CurateError> {
     let mut by_key: HashMap<String, Vec<SampleId>> = HashMap::new();
     for id in (0..dataset.n_samples()).map(SampleId) {
         let (shard, number) = dataset.locate(id);
@@ -29,20 +38,16 @@ pub(super) fn match_images(dataset: &Dataset, names: &[ImageName]) -> anyhow::Re
                 by_key.get(&name.key).or_else(|| by_key.get(&key)).cloned().unwrap_or_default()
             }
         };
-        match candidates.as_slice() {
-            [sample] => samples.push(*sample),
-            [] => bail!(
-                "feature row {row} belongs to {}, which is not among the images: these are features of \
-                 other images",
-                describe(name)
-            ),
-            several => bail!(
-                "feature row {row} belongs to {}, but {} of the images have that name: name the shards as \
-                 they were named when the features were computed",
-                describe(name),
-                several.len()
-            ),
+        if let [sample] = candidates.as_slice() {
+            samples.push(*sample);
+            continue;
         }
+        let shards = redact_list(&specs.join(" "));
+        let image = describe(name);
+        if candidates.is_empty() {
+            return Err(CurateError::UnknownImage { shards, row, image });
+        }
+        return Err(CurateError::AmbiguousImage { shards, row, image, n_images: candidates.len() });
     }
     Ok(samples)
 }
@@ -70,7 +75,7 @@ fn is_same_file(a: &str, b: &str) -> bool {
 }
 
 /// Describes an image by its key and shard.
-pub(crate) fn describe(name: &ImageName) -> String {
+fn describe(name: &ImageName) -> String {
     match &name.shard {
         Some(shard) => format!("{} in {shard}", name.key),
         None => name.key.clone(),

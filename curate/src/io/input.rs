@@ -1,0 +1,219 @@
+//! Features to curate by, and their images.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use augment::{DecodeRules, Image, Rgb8};
+use eval::features::file::{ImageName, read};
+use eval::{ImageSet, Table};
+use kernels::rows::Rows;
+use pipeline::secrets::redact_list;
+use pipeline::shard::image::EncodedImage;
+use pipeline::{Dataset, PipelineError, SampleId, Shard, Storage};
+use prep::open::open_dataset;
+use prep::parts::file_identity;
+use serde_json::{Value, json};
+
+use super::match_images::match_images;
+use crate::{CurateError, FeatureRows, Metric, Numbers};
+
+/// Features with their images.
+pub struct Input {
+    /// The features.
+    pub rows: FeatureRows,
+    /// Image of each row.
+    pub names: Vec<ImageName>,
+    /// The images, if they are known.
+    pub(super) images: Option<Images>,
+    /// Identity of the input: a fingerprint of the features, or weights and images.
+    pub(super) identity: Vec<Value>,
+    /// Name and state of each file of features; empty if a network computed them.
+    pub(super) files: Vec<Value>,
+    /// Fingerprint of the weights that computed the features, if known.
+    weights: Option<String>,
+}
+
+/// The images of rows.
+pub(super) struct Images {
+    pub(super) dataset: Arc<Dataset>,
+    /// Shards and folders as the user named them.
+    pub(super) specs: Vec<String>,
+    /// Sample of each row.
+    samples: Vec<SampleId>,
+}
+
+impl Images {
+    /// Returns the sample of row `row`: its shard and its number there.
+    pub(super) fn locate(&self, row: usize) -> (&Shard, usize) {
+        self.dataset.locate(self.samples[row])
+    }
+
+    /// Returns the encoded image of row `row`.
+    pub(super) fn encoded(&self, row: usize) -> Result<EncodedImage, PipelineError> {
+        let (shard, number) = self.locate(row);
+        shard.image(number)
+    }
+}
+
+/// Rows of a table, as rows of features take them.
+struct TableRows(Table);
+
+impl AsRef<[f32]> for TableRows {
+    fn as_ref(&self) -> &[f32] {
+        self.0.rows()
+    }
+}
+
+impl Input {
+    /// Reads files of features as one set, with the images of the shards and folders `specs`, if
+    /// there are any.
+    ///
+    /// # Errors
+    /// [`CurateError::Prep`] if the images cannot be opened, [`CurateError::UnknownImage`],
+    /// [`CurateError::AmbiguousImage`], and the errors of [`read_features`].
+    pub fn read(
+        paths: &[PathBuf],
+        specs: &[String],
+        metric: Metric,
+        storage: &Storage,
+    ) -> Result<Self, CurateError> {
+        if specs.is_empty() {
+            return read_features(paths, metric);
+        }
+        let dataset = Arc::new(open_dataset(specs, storage)?);
+        let input = read_features(paths, metric)?;
+        let samples = match_images(&dataset, specs, &input.names)?;
+        let images = Images { dataset, specs: specs.to_vec(), samples };
+        Ok(Self { images: Some(images), ..input })
+    }
+
+    /// Returns the features in `table`, which a network whose weights have the fingerprint
+    /// `weights` computed of `set`: the images of `dataset`, the shards and folders `specs`.
+    ///
+    /// # Errors
+    /// [`CurateError::Data`] if the images cannot be read.
+    pub fn computed(
+        table: &Table,
+        set: &ImageSet,
+        dataset: Arc<Dataset>,
+        specs: &[String],
+        weights: u64,
+        metric: Metric,
+    ) -> Result<Self, CurateError> {
+        let mut samples = Vec::new();
+        let mut names = Vec::new();
+        for image in &table.images {
+            samples.push(SampleId(u64::from(*image)));
+            let (shard, key) = set.describe(*image as usize);
+            let label = set.label(*image as usize);
+            let class = label.map(|label| set.classes()[label as usize].clone());
+            names.push(ImageName { shard, key, label, class });
+        }
+        let n_bad = set.len() - table.len();
+        if n_bad > 0 {
+            tracing::warn!("{n_bad} unusable images are skipped; run `ocelli shards verify` to see why");
+        }
+        let weights = format!("{weights:016x}");
+        let identity = vec![json!({
+            "weights": weights, "transform": set.transform.to_string(),
+            "images": format!("{:016x}", dataset.fingerprint()?),
+        })];
+        let parts: Vec<Numbers> = vec![Arc::new(TableRows(table.clone()))];
+        let rows = FeatureRows::new(table.columns.width(), parts, metric)?;
+        let images = Images { dataset, specs: specs.to_vec(), samples };
+        Ok(Self { rows, names, images: Some(images), identity, files: Vec::new(), weights: Some(weights) })
+    }
+
+    /// Returns whether the images are known.
+    pub fn has_images(&self) -> bool {
+        self.images.is_some()
+    }
+
+    /// Returns the names of the shards and folders of the images, without secrets.
+    pub fn sources(&self) -> Vec<String> {
+        let specs = self.images.iter().flat_map(|images| &images.specs);
+        specs.map(|spec| redact_list(spec)).collect()
+    }
+
+    /// Returns the key of the image of row `row`, with its class.
+    pub fn caption(&self, row: usize) -> String {
+        let name = &self.names[row];
+        match &name.class {
+            Some(class) => format!("{}, {class}", name.key),
+            None => name.key.clone(),
+        }
+    }
+
+    /// Returns the image of row `row`; `None` if it is not known or cannot be read.
+    pub fn picture(&self, row: usize) -> Option<Rgb8> {
+        let encoded = self.images.as_ref()?.encoded(row).ok()?;
+        Image::decode_any(&encoded.files(), &DecodeRules::default()).ok().map(Image::picture)
+    }
+
+    /// Checks that the features of `others` come from the same network.
+    ///
+    /// # Errors
+    /// [`CurateError::OtherWeights`] and [`CurateError::Widths`].
+    pub fn check_comparable(&self, others: &Self) -> Result<(), CurateError> {
+        if let (Some(weights), Some(other_weights)) = (&self.weights, &others.weights)
+            && weights != other_weights
+        {
+            return Err(CurateError::OtherWeights);
+        }
+        if others.rows.width() != self.rows.width() {
+            let width = others.rows.width();
+            let other = self.rows.width();
+            return Err(CurateError::Widths { width, other });
+        }
+        Ok(())
+    }
+}
+
+/// Reads files of features as one set, without images.
+///
+/// # Errors
+/// [`CurateError::Eval`], and [`CurateError`] if the files do not form a set.
+pub fn read_features(paths: &[PathBuf], metric: Metric) -> Result<Input, CurateError> {
+    // Files are identified before they are read: one that is replaced in between must not be taken
+    // for the one that was read.
+    let files = paths.iter().map(|path| file_identity(path)).collect();
+    let mut parts = Vec::<Numbers>::new();
+    let mut names = Vec::new();
+    let mut first: Option<(usize, Option<String>)> = None;
+    for path in paths {
+        let file = read(path)?;
+        let width = file.table.columns.width();
+        let weights = file.about["weights"].as_str().map(str::to_string);
+        match &first {
+            None => first = Some((width, weights)),
+            Some((other, _)) if *other != width => {
+                let other = *other;
+                let first = paths[0].clone();
+                return Err(CurateError::FileWidths { path: path.clone(), width, first, other });
+            }
+            Some((_, other)) if *other != weights => {
+                return Err(CurateError::FileWeights { path: path.clone(), first: paths[0].clone() });
+            }
+            Some(_) => {}
+        }
+        let start = names.len();
+        match file.images {
+            Some(images) => names.extend(images),
+            // Images without names are numbered.
+            None => names.extend((start..start + file.table.len()).map(|row| ImageName {
+                shard: None,
+                key: row.to_string(),
+                label: None,
+                class: None,
+            })),
+        }
+        parts.push(Arc::new(TableRows(file.table)));
+    }
+    let Some((width, weights)) = first else { return Err(CurateError::NoFeatures) };
+    if u32::try_from(names.len()).is_err() {
+        return Err(CurateError::TooManyRows { n_rows: names.len() });
+    }
+    let rows = FeatureRows::new(width, parts, metric)?;
+    let identity = vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": weights })];
+    Ok(Input { rows, names, images: None, identity, files, weights })
+}
