@@ -54,6 +54,13 @@ fn branch<T>(
     })
 }
 
+/// Returns the number of partial sums that [`fold`] holds while the next of `n` parts is computed:
+/// one for each halving, and one for the sequence.
+pub fn n_partial_sums(n: usize) -> usize {
+    let halvings = n.max(1).trailing_zeros();
+    halvings as usize + usize::from(n >> halvings > 1)
+}
+
 /// Writes the sum of `n` parts of `out.len()` elements to `out`; `parts(i)` returns part `i`.
 fn sum_into<'a, T: Number>(n: usize, parts: &(impl Fn(usize) -> &'a [T] + Sync), out: &mut [f32]) {
     for (number, out) in out.chunks_mut(BLOCK).enumerate() {
@@ -126,6 +133,8 @@ pub fn all_sum(engine: &mut dyn Engine, values: &[f32], order: &[usize]) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+
     use burn_tensor::Device;
     use proptest::prelude::*;
 
@@ -163,6 +172,25 @@ mod tests {
             fold(n, &mut |part| seen.push(part), &|(), ()| ());
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..n).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn partial_sums_are_the_parts_that_are_alive_while_parts_are_summed() {
+        for n in [1, 2, 3, 4, 6, 7, 8, 12, 64] {
+            let alive = Rc::new(());
+            let mut most = 0;
+            let sum = fold(
+                n,
+                &mut |_| {
+                    // `alive` itself is not a part.
+                    most = most.max(Rc::strong_count(&alive) - 1);
+                    Rc::clone(&alive)
+                },
+                &|a, _| a,
+            );
+            drop(sum);
+            assert_eq!(n_partial_sums(n), most, "{n}");
         }
     }
 

@@ -12,7 +12,6 @@ use networks::layout::ALIGNMENT;
 use networks::mask::MaskedCount;
 use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Elements, GroupShape, Unit};
-use ranks::wire::Wire;
 
 use super::head_rows::{HeadRows, OutputPart, masked_share};
 use super::parameters::{gradients_at_once, product_limits};
@@ -98,25 +97,9 @@ pub struct ModelCost {
     pub masked: Option<MaskedCount>,
 }
 
+#[cfg(test)]
 impl UnitCost {
-    /// Returns the number of elements of what a rank gathers, padded to equal shards of
-    /// `group_size` ranks.
-    pub(crate) fn gathered(&self, group_size: usize) -> f64 {
-        self.numel.next_multiple_of(ALIGNMENT * group_size) as f64 / self.n_parts as f64
-    }
-
-    /// Returns the bytes of what a rank gathers, as they are sent.
-    pub(crate) fn bytes_moved(&self, wire: Wire, group_size: usize) -> f64 {
-        self.gathered(group_size) * wire.bytes() as f64
-    }
-
-    /// Returns the number of the `group_size` ranks of a shard group from which a rank gathers.
-    pub(crate) fn n_shards(&self, group_size: usize) -> usize {
-        (group_size / self.n_parts).max(1)
-    }
-
     /// Returns a unit that costs nothing.
-    #[cfg(test)]
     pub(crate) fn empty(name: &str) -> Self {
         let nothing = Elements::default();
         Self {
@@ -158,6 +141,20 @@ impl NetworkCost {
 }
 
 impl ModelCost {
+    /// Returns a model of one network without heads, and with one moment.
+    #[cfg(test)]
+    pub(crate) fn with_backbone(backbone: Vec<UnitCost>) -> Self {
+        Self {
+            name: "model".into(),
+            trained: NetworkCost { name: "net".into(), is_frozen: false, backbone, head: Vec::new() },
+            others: Vec::new(),
+            n_moments: 1,
+            pixels: 0.0,
+            collectives: Vec::new(),
+            masked: None,
+        }
+    }
+
     /// Returns the model with the columns that may be divided in `n_parts` over the ranks of shard
     /// groups of `group_size`; `None` if there are none, or these numbers do not divide.
     pub fn divided(&self, n_parts: usize, group_size: usize) -> Option<Self> {
@@ -194,12 +191,6 @@ impl ModelCost {
         self.networks().flat_map(NetworkCost::units).map(|unit| unit.n_parts).max().unwrap_or(1)
     }
 
-    /// Returns the units that run a second time, without a graph, for the collectives of the
-    /// method.
-    pub(crate) fn units_that_run_twice(&self) -> impl Iterator<Item = &UnitCost> {
-        self.trained.head.iter().filter(|unit| unit.runs_twice)
-    }
-
     /// Returns the number of elements of all graphs for one image.
     fn graph_elements(&self) -> f64 {
         self.networks().flat_map(NetworkCost::units).map(|unit| unit.graph.total()).sum()
@@ -223,11 +214,13 @@ impl ModelCost {
 pub fn model_cost(plan: &Plan) -> Result<ModelCost, TrainError> {
     let method = plan.method()?;
     let recipe = &plan.recipe;
-    let sizes =
-        Sizes { n_moments: plan.optimizer().moments().len(), max_unit_numel: recipe.run.max_unit_parameters };
+    let model = &recipe.model;
+    let n_moments = plan.optimizer().moments().len();
+    let max_numel = recipe.run.max_unit_parameters;
     let mut choices = Vec::new();
     for (share, views) in plan.view_mix().choices() {
-        let cost = views_cost(&recipe.name, &recipe.model, method.as_ref(), sizes, &views.groups());
+        let views = views.groups();
+        let cost = views_cost(&recipe.name, model, method.as_ref(), &views, n_moments, max_numel);
         choices.push((share, cost));
     }
     Ok(mixed_cost(&choices))
@@ -251,28 +244,16 @@ fn mixed_cost(choices: &[(f64, ModelCost)]) -> ModelCost {
     mixed
 }
 
-/// Sizes that neither a model nor a method has.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Sizes {
-    /// Number of moments that the optimizer keeps for each parameter.
-    pub(super) n_moments: usize,
-    /// Largest number of elements of a backbone unit's parameters that is not divided; absent to
-    /// divide none.
-    pub(super) max_unit_numel: Option<usize>,
-}
-
-/// Returns the costs of `method`'s networks on `model`.
-pub(super) fn method_cost(name: &str, model: &ModelConfig, method: &dyn Method, sizes: Sizes) -> ModelCost {
-    views_cost(name, model, method, sizes, &method.views().groups())
-}
-
-/// Returns the costs for these groups of views.
-fn views_cost(
+/// Returns the costs of `method`'s networks on `model` for these groups of views. The optimizer
+/// keeps `n_moments` for each parameter. Backbone units of more than `max_numel` elements of
+/// parameters are divided, if that is given.
+pub(super) fn views_cost(
     name: &str,
     model: &ModelConfig,
     method: &dyn Method,
-    sizes: Sizes,
     views: &[GroupSpec],
+    n_moments: usize,
+    max_numel: Option<usize>,
 ) -> ModelCost {
     let specs = method.networks();
     let mut inputs: Vec<PixelInput> = Vec::new();
@@ -280,7 +261,7 @@ fn views_cost(
     let mut trained = None;
     let mut others = Vec::new();
     for spec in &specs {
-        let cost = network_cost(spec, model, method, sizes, views);
+        let cost = network_cost(spec, model, method, views, max_numel);
         if spec.update_rule == UpdateRule::Gradient {
             trained = Some(cost);
         } else {
@@ -304,7 +285,7 @@ fn views_cost(
         // Plans check that each method has exactly one; presets use the same methods.
         trained: trained.expect("a network that is trained by gradient"),
         others,
-        n_moments: sizes.n_moments,
+        n_moments,
         pixels: (inputs.len() * pixels) as f64,
         collectives: method.collectives(),
         masked,
@@ -316,8 +297,8 @@ fn network_cost(
     spec: &NetworkSpec,
     model: &ModelConfig,
     method: &dyn Method,
-    sizes: Sizes,
     views: &[GroupSpec],
+    max_numel: Option<usize>,
 ) -> NetworkCost {
     let backbone = spec.model(model);
     let cell_px = backbone.cell_px();
@@ -338,7 +319,7 @@ fn network_cost(
             intermediates: None,
         });
     }
-    let units = divided(spec.units(model), sizes.max_unit_numel);
+    let units = divided(spec.units(model), max_numel);
     let units: Vec<Box<dyn Unit>> = units.into_iter().map(|part| part.unit).collect();
     let runs_twice = is_trained && method.prepares_with_heads();
     let mut network = units_cost(spec, &units, shapes, method.column_group_size(), runs_twice);

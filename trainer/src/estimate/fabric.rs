@@ -1,6 +1,5 @@
-//! Time of a collective: a latency, and the bytes of the busiest link over its bandwidth.
-
-use super::Placement;
+//! Collectives: their bytes, and their time, which is a latency and the bytes of the busiest link
+//! over its bandwidth.
 
 /// Interconnect of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,103 +30,115 @@ pub struct Latency {
 /// (`btl_tcp_eager_limit`, which includes a header).
 pub const LONG_MESSAGE_BYTES: f64 = 65_536.0;
 
+/// A collective.
+#[derive(Clone, Copy)]
+pub(super) struct Transfer {
+    pub(super) pattern: Pattern,
+    pub(super) members: Members,
+    pub(super) bytes: f64,
+}
+
+/// What happens to the bytes of a collective.
+#[derive(Clone, Copy)]
+pub(super) enum Pattern {
+    /// Every rank gets all of them, of which each has contributed a part.
+    Gather,
+    /// Every rank gets its part of the bytes of every other one.
+    Exchange,
+    /// They are summed: an exchange, and a gather of the sums.
+    Sum,
+    /// They are a few numbers, which are summed.
+    Numbers,
+}
+
+/// Ranks of a collective. The other ranks form groups of the same kind, whose collectives run at
+/// the same time.
+#[derive(Clone, Copy)]
+pub(super) struct Members {
+    /// Number of ranks.
+    pub(super) n_ranks: usize,
+    /// Difference between the numbers of one rank and the next.
+    pub(super) stride: usize,
+}
+
+impl Members {
+    /// Returns a group of neighbors.
+    pub(super) fn neighbors(n_ranks: usize) -> Self {
+        Self { n_ranks, stride: 1 }
+    }
+}
+
+impl Transfer {
+    /// Returns the bytes that a rank receives.
+    pub(super) fn received_bytes(&self) -> f64 {
+        let n_ranks = self.members.n_ranks as f64;
+        let from_others = self.bytes * (n_ranks - 1.0) / n_ranks;
+        match self.pattern {
+            Pattern::Gather | Pattern::Exchange => from_others,
+            Pattern::Sum => 2.0 * from_others,
+            Pattern::Numbers if n_ranks > 1.0 => self.bytes,
+            Pattern::Numbers => 0.0,
+        }
+    }
+}
+
+impl Fabric {
+    /// Returns a fabric whose links all have `gb_s` and `latency_s`.
+    #[cfg(test)]
+    pub(super) fn uniform(ranks_per_node: usize, gb_s: f64, latency_s: f64) -> Self {
+        let bytes_per_s = gb_s * 1e9;
+        let latency = Latency { short_s: latency_s, long_s: latency_s };
+        Self {
+            ranks_per_node,
+            local_bytes_per_s: bytes_per_s,
+            node_bytes_per_s: bytes_per_s,
+            local_latency: latency,
+            node_latency: latency,
+        }
+    }
+
+    /// Returns the seconds of a collective. The fabric has no more ranks on a node than there are.
+    pub(super) fn seconds(&self, transfer: &Transfer) -> f64 {
+        let Members { n_ranks, stride } = transfer.members;
+        if n_ranks < 2 {
+            return 0.0;
+        }
+        let per_node = (self.ranks_per_node / stride).clamp(1, n_ranks);
+        let n_nodes = n_ranks.div_ceil(per_node);
+        // Groups to which the ranks of a node belong share its link.
+        let n_groups = self.ranks_per_node.div_ceil(per_node);
+        let part_bytes = transfer.bytes / n_ranks as f64;
+        let local_latency_s = self.local_latency.message_s(part_bytes);
+        let node_latency_s = self.node_latency.message_s(part_bytes);
+        // What goes to another node in an exchange is sent by each rank and to each rank.
+        let local_s = (per_node - 1) as f64 * part_bytes / self.local_bytes_per_s;
+        let n_remote = (n_ranks - per_node) * per_node * n_groups;
+        let node_s = n_remote as f64 * part_bytes / self.node_bytes_per_s;
+        let latency_s = if n_nodes > 1 { node_latency_s } else { local_latency_s };
+        let exchange_s = local_s.max(node_s) + latency_s;
+        // In a gather, a ring through the nodes, all parts but a rank's own enter each node once,
+        // for all of its ranks.
+        let moved_bytes = part_bytes * (n_ranks - 1) as f64;
+        let local_s = if per_node > 1 { moved_bytes / self.local_bytes_per_s } else { 0.0 };
+        let node_bytes = if n_nodes > 1 { moved_bytes * n_groups as f64 } else { 0.0 };
+        let node_s = node_bytes / self.node_bytes_per_s;
+        // A ring passes every rank, a tree has the logarithm of their number: libraries take what
+        // is faster.
+        let ring_s = (n_ranks - n_nodes) as f64 * local_latency_s + (n_nodes - 1) as f64 * node_latency_s;
+        let tree_s = tree_levels(per_node) * local_latency_s + tree_levels(n_nodes) * node_latency_s;
+        let gather_s = local_s.max(node_s) + ring_s.min(tree_s);
+        match transfer.pattern {
+            Pattern::Gather => gather_s,
+            Pattern::Exchange => exchange_s,
+            Pattern::Sum | Pattern::Numbers => exchange_s + gather_s,
+        }
+    }
+}
+
 impl Latency {
     /// Returns the latency of a message of `bytes`, in seconds.
     fn message_s(self, bytes: f64) -> f64 {
         if bytes < LONG_MESSAGE_BYTES { self.short_s } else { self.long_s }
-    }
-}
-
-/// Ranks of a collective, as they lie on nodes.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Members {
-    /// Number of ranks.
-    size: usize,
-    /// Ranks of the collective on one node.
-    per_node: usize,
-    /// Number of groups to which the ranks of a node belong. Each runs a collective of its own at
-    /// the same time, over the same link.
-    n_groups_on_node: usize,
-}
-
-impl Members {
-    /// Returns the members of a collective of `size` ranks whose numbers differ by `stride`. The
-    /// other ranks of the placement form groups of the same kind, whose collectives run at the same
-    /// time.
-    pub(super) fn new(size: usize, stride: usize, placement: &Placement, fabric: &Fabric) -> Self {
-        Self::with_runs(1, size, stride, placement, fabric)
-    }
-
-    /// Returns the members of a collective of `n_runs` runs of `run` neighbors, whose first ranks
-    /// are `stride` apart.
-    pub(super) fn with_runs(
-        run: usize,
-        n_runs: usize,
-        stride: usize,
-        placement: &Placement,
-        fabric: &Fabric,
-    ) -> Self {
-        let ranks_per_node = fabric.ranks_per_node.min(placement.world_size);
-        let on_node = match ranks_per_node / stride {
-            0 => run.min(ranks_per_node),
-            n_runs => n_runs * run,
-        };
-        let size = run * n_runs;
-        let per_node = on_node.clamp(1, run * n_runs);
-        Self { size, per_node, n_groups_on_node: ranks_per_node.div_ceil(per_node) }
-    }
-
-    fn n_nodes(self) -> usize {
-        self.size.div_ceil(self.per_node)
-    }
-
-    /// Returns the seconds after which every rank has all `bytes`, of which each has contributed a
-    /// part, in a ring through the nodes: all bytes but a rank's own enter each node once, for all
-    /// of its ranks.
-    pub(super) fn gather_s(self, bytes: f64, fabric: &Fabric) -> f64 {
-        if self.size < 2 {
-            return 0.0;
-        }
-        let size = self.size as f64;
-        let n_nodes = self.n_nodes() as f64;
-        let moved = bytes * (size - 1.0) / size;
-        let local_s = if self.per_node > 1 { moved / fabric.local_bytes_per_s } else { 0.0 };
-        let node_s = match self.n_nodes() {
-            1 => 0.0,
-            _ => moved * self.n_groups_on_node as f64 / fabric.node_bytes_per_s,
-        };
-        // A ring passes every rank, a tree has the logarithm of their number: libraries take what
-        // is faster.
-        let local = fabric.local_latency.message_s(bytes / size);
-        let node = fabric.node_latency.message_s(bytes / size);
-        let ring = (self.size - self.n_nodes()) as f64 * local + (n_nodes - 1.0) * node;
-        let tree = tree_levels(self.per_node) * local + tree_levels(self.n_nodes()) * node;
-        local_s.max(node_s) + ring.min(tree)
-    }
-
-    /// Returns the seconds after which every rank has received its part of `bytes` from every other
-    /// one. What goes to another node is sent by each rank and to each rank, and all ranks of a
-    /// node share its link.
-    pub(super) fn exchange_s(self, bytes: f64, fabric: &Fabric) -> f64 {
-        if self.size < 2 {
-            return 0.0;
-        }
-        let part = bytes / self.size as f64;
-        let local_s = (self.per_node - 1) as f64 * part / fabric.local_bytes_per_s;
-        let n_remote = (self.size - self.per_node) * self.per_node * self.n_groups_on_node;
-        let node_s = n_remote as f64 * part / fabric.node_bytes_per_s;
-        let latency = if self.n_nodes() > 1 { fabric.node_latency } else { fabric.local_latency };
-        local_s.max(node_s) + latency.message_s(part)
-    }
-
-    /// Returns the seconds of a sum of `bytes` that all ranks get: an exchange and a gather.
-    pub(super) fn sum_s(self, bytes: f64, fabric: &Fabric) -> f64 {
-        self.exchange_s(bytes, fabric) + self.gather_s(bytes, fabric)
-    }
-
-    /// Returns the seconds of a sum of a few numbers.
-    pub(super) fn small_sum_s(self, fabric: &Fabric) -> f64 {
-        self.sum_s(0.0, fabric)
     }
 }
 
@@ -140,53 +151,38 @@ fn tree_levels(n: usize) -> f64 {
 mod tests {
     use super::*;
 
-    /// Sixteen ranks on two nodes, 1.6 GB: by hand.
+    fn assert_seconds(fabric: &Fabric, pattern: Pattern, members: Members, bytes: f64, expected: f64) {
+        let seconds = fabric.seconds(&Transfer { pattern, members, bytes });
+        assert!((seconds - expected).abs() < 1e-4 * expected, "{seconds} s, expected {expected}");
+    }
+
+    /// Sixteen ranks on two nodes, 0.1 GB of each: by hand.
     #[test]
     fn an_exchange_sends_more_between_nodes_than_a_gather() {
-        let fabric = Fabric {
-            ranks_per_node: 8,
-            local_bytes_per_s: 100e9,
-            node_bytes_per_s: 10e9,
-            local_latency: Latency::default(),
-            node_latency: Latency::default(),
-        };
-        let placement = Placement::one_image_each(16);
-        let all = Members::new(16, 1, &placement, &fabric);
+        let fabric = Fabric { local_bytes_per_s: 100e9, ..Fabric::uniform(8, 10.0, 0.0) };
+        let all = Members::neighbors(16);
         // All bytes but a sixteenth enter a node once; each of its ranks receives half of the bytes
         // from the other node.
-        assert!((all.gather_s(1.6e9, &fabric) - 0.15).abs() < 1e-9);
-        assert!((all.exchange_s(1.6e9, &fabric) - 8.0 * 0.08).abs() < 1e-9);
+        assert_seconds(&fabric, Pattern::Gather, all, 1.6e9, 0.15);
+        assert_seconds(&fabric, Pattern::Exchange, all, 1.6e9, 8.0 * 0.08);
         // Replicas of groups that are whole nodes: each rank has one partner, and all share the
         // link.
-        let replicas = Members::new(2, 8, &placement, &fabric);
-        assert!((replicas.exchange_s(0.2e9, &fabric) - 8.0 * 0.01).abs() < 1e-9);
-        assert!((replicas.gather_s(0.2e9, &fabric) - 8.0 * 0.01).abs() < 1e-9);
-        // Ranks with the same of two parts of columns in shard groups of sixteen: the eight of a
-        // node.
-        let peers = Members::with_runs(8, 1, 16, &placement, &fabric);
-        assert_eq!((peers.n_nodes(), peers.n_groups_on_node), (1, 1));
-        // In shard groups of eight: four neighbors on each of two nodes, two such groups to a node.
-        let peers = Members::with_runs(4, 2, 8, &placement, &fabric);
-        assert_eq!((peers.n_nodes(), peers.n_groups_on_node), (2, 2));
+        let replicas = Members { n_ranks: 2, stride: 8 };
+        assert_seconds(&fabric, Pattern::Exchange, replicas, 0.2e9, 8.0 * 0.01);
+        assert_seconds(&fabric, Pattern::Gather, replicas, 0.2e9, 8.0 * 0.01);
     }
 
     /// Two ranks on two nodes: a gather is one message, a sum two of them.
     #[test]
     fn long_messages_have_another_latency() {
-        let fabric = Fabric {
-            ranks_per_node: 1,
-            local_bytes_per_s: 1e12,
-            node_bytes_per_s: 1e12,
-            local_latency: Latency::default(),
-            node_latency: Latency { short_s: 1.0, long_s: 3.0 },
-        };
-        let both = Members::new(2, 1, &Placement::one_image_each(2), &fabric);
-        let short = 2.0 * LONG_MESSAGE_BYTES - 8.0;
-        assert_eq!(both.gather_s(short, &fabric).round(), 1.0);
-        assert_eq!(both.sum_s(short, &fabric).round(), 2.0);
+        let node_latency = Latency { short_s: 1.0, long_s: 3.0 };
+        let fabric = Fabric { node_latency, ..Fabric::uniform(1, 1000.0, 0.0) };
+        let both = Members::neighbors(2);
         let long = 2.0 * LONG_MESSAGE_BYTES;
-        assert_eq!(both.gather_s(long, &fabric).round(), 3.0);
-        assert_eq!(both.sum_s(long, &fabric).round(), 6.0);
-        assert_eq!(both.small_sum_s(&fabric), 2.0);
+        assert_seconds(&fabric, Pattern::Gather, both, long - 8.0, 1.0);
+        assert_seconds(&fabric, Pattern::Sum, both, long - 8.0, 2.0);
+        assert_seconds(&fabric, Pattern::Gather, both, long, 3.0);
+        assert_seconds(&fabric, Pattern::Sum, both, long, 6.0);
+        assert_seconds(&fabric, Pattern::Numbers, both, 8.0, 2.0);
     }
 }

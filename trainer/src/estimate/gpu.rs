@@ -13,7 +13,6 @@
 
 use super::Placement;
 use super::placed::PlacedModel;
-use super::time::step_work;
 use crate::cost::ModelCost;
 
 /// Share of the roofline that published runs reach.
@@ -57,10 +56,10 @@ impl Gpu {
 
     /// Estimates the seconds that a rank computes in a step.
     pub fn compute_s(&self, model: &ModelCost, placement: &Placement) -> f64 {
-        let work = step_work(PlacedModel { model, placement });
-        let images = placement.rank_batch as f64;
-        let products_s = images * work.flops / (self.tflops * 1e12);
-        let moved_bytes = ACTIVATION_BYTES * images * work.moved_elements;
+        let placed = PlacedModel { model, placement };
+        let work = placed.work(&placed.events());
+        let products_s = placed.n_images() * work.flops / (self.tflops * 1e12);
+        let moved_bytes = ACTIVATION_BYTES * placed.n_images() * work.moved_elements;
         (products_s + moved_bytes / (self.memory_gb_s * 1e9)) / EFFICIENCY
     }
 }

@@ -1,15 +1,17 @@
 //! Memory of a rank in bytes: a running sum over the events of a step.
 //!
-//! Tests compare the estimate with the measured peak of one rank, to 6 % (`tests/it/plan.rs`), and
-//! of several ranks, to 10 % (`tests/it/mpi.rs`); `peaks.py` compares them over many recipes.
+//! Tests compare the estimate with the measured peak of one rank (`tests/it/plan.rs`).
+
+use std::collections::VecDeque;
 
 use burn_tensor::DType;
 use kernels::ops::ProductLimits;
+use ranks::buffer_pool::{SpareBuffers, word_count};
+use ranks::ordered::n_partial_sums;
 
 use super::Placement;
-use super::buffers::{WeightBuffer, WeightBuffers};
-use super::gradients::{EarlierGradients, UnitGradient, flat_gradient_bytes, running_gradient_bytes};
-use super::heads::{constrained_value_bytes, head_bytes};
+use super::gradients::EarlierGradients;
+use super::heads::head_bytes;
 use super::placed::{F32, PlacedModel};
 use crate::cost::ModelCost;
 use crate::step::precision::Arithmetic;
@@ -59,11 +61,10 @@ impl Memory {
 pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let placed = PlacedModel { model, placement };
     let events = placed.events();
-    let mut walk = Walk::new(placed);
-    walk.run(&events);
+    let mut walk = Walk::default();
     // What one step leaves in the pool of buffers, the next one finds.
-    walk.peak = Peak::default();
-    walk.run(&events);
+    walk.run(placed, &events);
+    walk.run(placed, &events);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
     let shards = placed.shards(&model.trained);
     let with_moments = (1.0 + model.n_moments as f64) * shards;
@@ -76,75 +77,92 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     }
     let on_device = if placement.offload { 0.0 } else { 1.0 };
     let largest_shard = model.trained.units().map(|unit| placed.shard(unit)).fold(0.0, f64::max);
+    // Constrained values of heads, as they were and as they are, stay until they are written back.
+    let heads = &model.trained.head;
+    let constrained = heads.iter().map(|unit| unit.n_constrained as f64 / unit.n_parts as f64);
     Memory {
         state_bytes: on_device * F32 * (with_moments + others),
         gradient_bytes: F32 * shards,
-        gathered_bytes: walk.peak.gathered_bytes,
         input_bytes: F32 * model.pixels * placed.n_images(),
-        activation_bytes: walk.peak.activation_bytes,
-        work_bytes: constrained_value_bytes(placed) + walk.peak.work_bytes,
+        work_bytes: 2.0 * F32 * constrained.sum::<f64>() + walk.peak.work_bytes,
         buffer_bytes: product_buffer_bytes(placed),
         checkpoint_bytes: on_device * F32 * (with_moments + saved_others + largest_shard),
+        ..walk.peak
     }
 }
 
-/// The memory that differs from event to event, at the moment of its largest sum.
-#[derive(Debug, Clone, Copy, Default)]
-struct Peak {
-    gathered_bytes: f64,
-    activation_bytes: f64,
-    work_bytes: f64,
+/// Buffer of the gathered weights of a unit.
+#[derive(Clone, Copy)]
+struct WeightBuffer {
+    /// Number of 32-bit words; 0 if a rank computes with its own weights.
+    n_words: usize,
+    /// Whether the buffer is of the pool: the weights come from other ranks or from host memory,
+    /// and are not kept until the backward pass.
+    is_pooled: bool,
+}
+
+impl WeightBuffer {
+    fn new(placed: PlacedModel<'_>, network: StepNetwork, unit: usize, is_kept: bool) -> Self {
+        let placement = placed.placement;
+        let is_backbone = placed.is_backbone(network, unit);
+        let dtype = if is_backbone { placement.precision.gathered() } else { DType::F32 };
+        let unit = placed.unit(network, unit);
+        // A rank that has all of what it computes with uses its own weights, unless it rounds them.
+        let is_moved = placement.offload || placed.n_shards(unit) > 1;
+        let has_buffer = is_moved || dtype != DType::F32;
+        let n_words = if has_buffer { word_count(placed.gathered(unit) as usize, dtype) } else { 0 };
+        Self { n_words, is_pooled: is_moved && !is_kept }
+    }
 }
 
 /// Memory of a rank, followed through the events of a step.
-struct Walk<'a> {
-    placed: PlacedModel<'a>,
-    buffers: WeightBuffers,
+#[derive(Default)]
+struct Walk {
+    /// Words of the buffers of weights in use.
+    n_used_words: usize,
+    /// Words of the buffers of the pool that wait to be used again.
+    spare: SpareBuffers<usize>,
+    /// Weights whose gather is not submitted yet.
+    gathers: VecDeque<WeightBuffer>,
+    /// Weights in transfer.
+    in_transfer: Option<WeightBuffer>,
     /// Weights for the next computation.
     gathered: Vec<WeightBuffer>,
-    /// Weights in transfer.
-    ahead: Option<WeightBuffer>,
-    /// Weights that units keep, by number of the unit; the last units are the first to release
-    /// them.
-    kept: Vec<(usize, WeightBuffer)>,
+    /// Weights that units keep; the last units are the first to release them.
+    kept: Vec<WeightBuffer>,
     /// Inputs and graphs that wait for their backward pass.
     activation_bytes: f64,
     gradients: EarlierGradients,
-    peak: Peak,
+    /// The memory that differs from event to event, at the moment of its largest sum.
+    peak: Memory,
 }
 
-impl<'a> Walk<'a> {
-    fn new(placed: PlacedModel<'a>) -> Self {
-        Self {
-            placed,
-            buffers: WeightBuffers::default(),
-            gathered: Vec::new(),
-            ahead: None,
-            kept: Vec::new(),
-            activation_bytes: 0.0,
-            gradients: EarlierGradients::default(),
-            peak: Peak::default(),
-        }
-    }
-
+impl Walk {
     /// Follows a step.
-    fn run(&mut self, events: &[Event]) {
+    fn run(&mut self, placed: PlacedModel<'_>, events: &[Event]) {
         self.gradients = EarlierGradients::default();
+        self.peak = Memory::default();
+        for event in events {
+            if let Event::Gather { network, unit, is_kept } = *event {
+                self.gathers.push_back(WeightBuffer::new(placed, network, unit, is_kept));
+            }
+        }
         for (position, event) in events.iter().enumerate() {
-            let rest = &events[position + 1..];
             match *event {
-                Event::Gather { network, unit, is_kept } => {
-                    self.gather(network, unit, is_kept);
-                    if matches!(rest.first(), Some(Event::Gather { .. })) {
-                        self.look_ahead(rest);
+                Event::Gather { is_kept, .. } => {
+                    self.look_ahead();
+                    let arrived = if is_kept { &mut self.kept } else { &mut self.gathered };
+                    arrived.extend(self.in_transfer.take());
+                    if matches!(events.get(position + 1), Some(Event::Gather { .. })) {
+                        self.look_ahead();
                     }
                 }
                 Event::Reduce { .. } => {}
                 _ => {
-                    self.look_ahead(rest);
-                    self.compute(*event);
+                    self.look_ahead();
+                    self.compute(placed, *event);
                     for buffer in std::mem::take(&mut self.gathered) {
-                        self.buffers.release(buffer);
+                        self.release(buffer);
                     }
                 }
             }
@@ -152,71 +170,59 @@ impl<'a> Walk<'a> {
         self.check(self.gradients.at_end_bytes());
     }
 
-    /// Returns the buffer for the weights of a unit.
-    fn buffer(&self, network: StepNetwork, unit: usize, is_kept: bool) -> WeightBuffer {
-        let is_head = unit >= self.placed.network(network).backbone.len();
-        WeightBuffer::new(self.placed, self.placed.unit(network, unit), is_head, is_kept)
-    }
-
-    /// The weights of a unit arrive.
-    fn gather(&mut self, network: StepNetwork, unit: usize, is_kept: bool) {
-        let in_transfer = self.ahead.take();
-        let buffer = in_transfer.unwrap_or_else(|| {
-            let buffer = self.buffer(network, unit, is_kept);
-            self.buffers.take(buffer)
-        });
-        self.gathered.push(buffer);
-        if is_kept {
-            self.kept.push((unit, buffer));
-        }
-    }
-
-    /// The next gather among the events in `rest` is submitted.
-    fn look_ahead(&mut self, rest: &[Event]) {
-        if self.ahead.is_some() {
-            return;
-        }
-        for event in rest {
-            if let Event::Gather { network, unit, is_kept } = *event {
-                let buffer = self.buffer(network, unit, is_kept);
-                self.ahead = Some(self.buffers.take(buffer));
-                return;
+    /// Submits the next gather, unless one is in transfer. It takes a buffer that waits, if one is
+    /// large enough.
+    fn look_ahead(&mut self) {
+        if self.in_transfer.is_none()
+            && let Some(mut buffer) = self.gathers.pop_front()
+        {
+            if buffer.is_pooled {
+                buffer.n_words = self.spare.take(buffer.n_words).unwrap_or(buffer.n_words);
             }
+            self.n_used_words += buffer.n_words;
+            self.in_transfer = Some(buffer);
+        }
+    }
+
+    fn release(&mut self, buffer: WeightBuffer) {
+        self.n_used_words -= buffer.n_words;
+        if buffer.is_pooled {
+            self.spare.put(buffer.n_words);
         }
     }
 
     /// Follows the computation of an event, whose weights are gathered.
-    fn compute(&mut self, event: Event) {
-        let placed = self.placed;
+    fn compute(&mut self, placed: PlacedModel<'_>, event: Event) {
+        let backbone = &placed.model.trained.backbone;
         match event {
             Event::Forward { unit, retention } => {
-                let unit = &placed.backbone()[unit];
                 self.activation_bytes += match retention {
-                    Retention { graph: true, .. } => placed.graph_bytes(unit, placed.n_images()),
-                    Retention { input: true, .. } => placed.kept_bytes(unit),
+                    Retention { graph: true, .. } => placed.graph_bytes(&backbone[unit], placed.n_images()),
+                    Retention { input: true, .. } => placed.kept_bytes(&backbone[unit]),
                     _ => 0.0,
                 };
             }
             Event::Loss => {
                 self.check(head_bytes(placed));
-                self.gradients.push(UnitGradient::for_heads(placed));
+                self.gradients.push_heads(placed);
             }
             // Its output is the input of the next unit, which waits for its backward pass.
-            Event::Repeat { unit } => {
-                self.activation_bytes += placed.input_bytes(&placed.backbone()[unit + 1]);
-            }
-            Event::Backward { unit, recomputes } => self.backward(unit, recomputes),
+            Event::Repeat { unit } => self.activation_bytes += placed.input_bytes(&backbone[unit + 1]),
+            Event::Backward { unit, recomputes } => self.backward(placed, unit, recomputes),
             Event::Infer { .. } | Event::InferHeads { .. } | Event::Gather { .. } | Event::Reduce { .. } => {}
         }
     }
 
     /// Follows the backward pass of unit `number` of the backbone.
-    fn backward(&mut self, number: usize, recomputes: bool) {
-        let placed = self.placed;
-        let unit = &placed.backbone()[number];
-        let gathers_next = self.ahead.is_some_and(|buffer| buffer.is_moved);
-        let earlier_bytes = self.gradients.running_bytes(unit, gathers_next);
-        let running_bytes = running_gradient_bytes(placed, unit) + earlier_bytes;
+    fn backward(&mut self, placed: PlacedModel<'_>, number: usize, recomputes: bool) {
+        let placement = placed.placement;
+        let unit = &placed.model.trained.backbone[number];
+        let gathers_next = self.in_transfer.is_some_and(|buffer| buffer.is_pooled);
+        // Every worker has the gradient of its slice, by parameter, beside the sums of earlier
+        // micro-batches.
+        let sums = n_partial_sums(placement.rank_micro_batches) as f64 * placed.padded(unit);
+        let running_bytes = F32 * (sums + (placement.workers * unit.gradients_at_once) as f64)
+            + self.gradients.running_bytes(unit, gathers_next);
         if recomputes {
             self.check(recomputed_bytes(placed, number) + running_bytes);
             let is_first = placed.segments().keeps_input(number);
@@ -226,24 +232,27 @@ impl<'a> Walk<'a> {
             self.check(running_bytes);
             self.activation_bytes -= placed.graph_bytes(unit, placed.n_images());
         }
-        // The graph is gone; the weights are still there, and so is the gradient at the input.
-        let flat_bytes = flat_gradient_bytes(placed, unit) + placed.given_bytes(unit);
-        self.check(flat_bytes + self.gradients.at_end_bytes());
-        if let Some((_, buffer)) = self.kept.pop_if(|(kept, _)| *kept == number) {
-            self.buffers.free_kept(buffer);
+        // The graph is gone; the weights are still there, and so are the gradient at the input, the
+        // sum of all gradients, by parameter, and a copy of it as one flat buffer, in the type in
+        // which it is sent. If that is not f32, each parameter's sum is freed when it has been
+        // rounded.
+        let sent = placement.precision.reduce.bytes() as f64;
+        let flat_bytes = (F32 + if sent < F32 { sent / 2.0 } else { sent }) * placed.padded(unit);
+        self.check(flat_bytes + placed.given_bytes(unit) + self.gradients.at_end_bytes());
+        if let Some(buffer) = self.kept.pop() {
+            self.release(buffer);
         }
-        self.gradients.push(UnitGradient::for_unit(placed, unit));
+        self.gradients.push_unit(placed, unit);
     }
 
     /// Compares the sum of all memory, with `work_bytes` in use, with the peak.
     fn check(&mut self, work_bytes: f64) {
-        let gathered_bytes = self.buffers.bytes();
+        let n_spare_words: usize = self.spare.iter().sum();
+        let gathered_bytes = F32 * (self.n_used_words + n_spare_words) as f64;
         let activation_bytes = self.activation_bytes;
-        let peak = self.peak;
-        if gathered_bytes + activation_bytes + work_bytes
-            > peak.gathered_bytes + peak.activation_bytes + peak.work_bytes
-        {
-            self.peak = Peak { gathered_bytes, activation_bytes, work_bytes };
+        let now = Memory { gathered_bytes, activation_bytes, work_bytes, ..Memory::default() };
+        if now.peak_bytes() > self.peak.peak_bytes() {
+            self.peak = now;
         }
     }
 }
@@ -251,35 +260,36 @@ impl<'a> Walk<'a> {
 /// Returns the bytes of the graph of unit `number`, which runs again, and of the gradients at its
 /// output and its input.
 fn recomputed_bytes(placed: PlacedModel<'_>, number: usize) -> f64 {
-    let unit = &placed.backbone()[number];
-    let output = placed.backbone().get(number + 1).map_or(0.0, |next| placed.given_bytes(next));
+    let backbone = &placed.model.trained.backbone;
+    let unit = &backbone[number];
+    let output = backbone.get(number + 1).map_or(0.0, |next| placed.given_bytes(next));
     let given = placed.given_bytes(unit);
-    let n_micro_batches = placed.placement.rank_micro_batches.max(1) as f64;
     // Between the stages of a unit the graphs are those of all images, and so are the gradients
     // between parts.
-    let has_stages = unit.n_sums > 0;
-    if has_stages || unit.given != unit.input {
-        let at_once = if has_stages { placed.n_images() } else { placed.micro_batch() };
-        return placed.graph_bytes(unit, at_once) + output + given;
+    if unit.n_sums > 0 {
+        return placed.graph_bytes(unit, placed.n_images()) + output + given;
+    }
+    let graph = placed.graph_bytes(unit, placed.micro_batch());
+    if unit.given != unit.input {
+        return graph + output + given;
     }
     // The gradients at the output of one micro-batch after another become gradients at the input.
-    let gradients = (output + given / n_micro_batches).max(output / n_micro_batches + given);
-    placed.graph_bytes(unit, placed.micro_batch()) + gradients
+    let n_micro_batches = placed.placement.rank_micro_batches.max(1) as f64;
+    graph + (output + given / n_micro_batches).max(output / n_micro_batches + given)
 }
 
 /// Returns the bytes of the buffers of products: each worker's, and one in f32 for the heads, which
 /// other threads help to compute: each of them may keep another one.
 fn product_buffer_bytes(placed: PlacedModel<'_>) -> f64 {
-    let placement = placed.placement;
+    let workers = placed.placement.workers;
     let mut limits = ProductLimits::default();
-    for unit in placed.backbone() {
+    for unit in &placed.model.trained.backbone {
         limits = limits.max(unit.products);
     }
-    let worker_images = (placed.micro_batch() as usize).div_ceil(placement.workers.max(1));
-    limits.n_rows *= worker_images;
-    let in_bf16 = match placement.precision.compute {
-        Arithmetic::F32 => 0,
-        Arithmetic::Bf16 => placement.workers * limits.kept_bytes(DType::BF16),
-    };
-    ((placement.workers + 1) * limits.kept_bytes(DType::F32) + in_bf16) as f64
+    limits.n_rows *= (placed.micro_batch() as usize).div_ceil(workers.max(1));
+    let mut n_bytes = (workers + 1) * limits.kept_bytes(DType::F32);
+    if placed.placement.precision.compute == Arithmetic::Bf16 {
+        n_bytes += workers * limits.kept_bytes(DType::BF16);
+    }
+    n_bytes as f64
 }

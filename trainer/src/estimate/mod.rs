@@ -10,7 +10,7 @@
 //! time         the computation, and what it waits for: the units and their collectives on a timeline
 //! ```
 
-mod buffers;
+mod collectives;
 mod fabric;
 mod failure;
 mod gpu;

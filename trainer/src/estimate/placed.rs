@@ -2,6 +2,7 @@
 //! activations.
 
 use networks::layout::ALIGNMENT;
+use networks::unit::Elements;
 
 use super::Placement;
 use crate::cost::{ModelCost, NetworkCost, OutputPart, UnitCost};
@@ -18,26 +19,23 @@ pub(super) struct PlacedModel<'a> {
     pub(super) placement: &'a Placement,
 }
 
-/// Work of an event for one image.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+/// Work for one image.
+#[derive(Default)]
 pub(super) struct Work {
     /// Floating-point operations of matrix products.
     pub(super) flops: f64,
-    /// Those of them that repeat earlier ones, because a graph was not kept.
-    pub(super) repeated_flops: f64,
     /// Elements of activations that are moved through memory.
     pub(super) moved_elements: f64,
 }
 
-/// Number of times that a forward pass moves an activation: it is written and read.
-const FORWARD_MOVES: f64 = 2.0;
-
-/// Number of times that a backward pass moves an activation or its gradient: the activation is
-/// read, its gradient written and read, and the gradient of the next one read.
-const BACKWARD_MOVES: f64 = 4.0;
-
-/// Operations of a backward pass in multiples of the forward pass.
-const BACKWARD_FLOPS: f64 = 2.0;
+impl Work {
+    /// Adds passes of a unit. A forward pass writes and reads each activation; a backward pass
+    /// reads it, writes and reads its gradient, and reads the gradient of the next one.
+    fn add(&mut self, unit: &UnitCost, n_forward: f64, n_backward: f64) {
+        self.flops += (n_forward + 2.0 * n_backward) * unit.flops;
+        self.moved_elements += (2.0 * n_forward + 4.0 * n_backward) * unit.graph.total();
+    }
+}
 
 impl<'a> PlacedModel<'a> {
     /// Returns the events of a step, in order.
@@ -72,41 +70,43 @@ impl<'a> PlacedModel<'a> {
         }
     }
 
-    /// Units of the trained backbone.
-    pub(super) fn backbone(&self) -> &'a [UnitCost] {
-        &self.model.trained.backbone
-    }
-
-    /// Units of the trained network's heads.
-    pub(super) fn heads(&self) -> &'a [UnitCost] {
-        &self.model.trained.head
+    /// Returns whether a unit of a network is one of its backbone.
+    pub(super) fn is_backbone(&self, network: StepNetwork, unit: usize) -> bool {
+        unit < self.network(network).backbone.len()
     }
 
     /// The units of the trained backbone that keep no graph, in segments.
     pub(super) fn segments(&self) -> Segments {
-        Segments::new(self.backbone().len(), self.placement.keep, self.placement.segment)
+        Segments::new(self.model.trained.backbone.len(), self.placement.keep, self.placement.segment)
     }
 
-    /// Returns the work of an event.
-    pub(super) fn work(&self, event: Event) -> Work {
-        match event {
-            Event::Gather { .. } | Event::Reduce { .. } => Work::default(),
-            Event::Infer { network, unit } => forward(self.unit(StepNetwork::Other(network), unit)),
-            Event::InferHeads { network } => {
-                sum_work(self.network(StepNetwork::Other(network)).head.iter().map(forward))
-            }
-            Event::Forward { unit, .. } => forward(&self.backbone()[unit]),
-            Event::Loss => {
-                let passes = self.heads().iter().flat_map(|unit| [forward(unit), backward(unit)]);
-                sum_work(passes.chain(self.model.units_that_run_twice().map(forward)))
-            }
-            Event::Repeat { unit } => repeated(&self.backbone()[unit]),
-            Event::Backward { unit, recomputes: false } => backward(&self.backbone()[unit]),
-            Event::Backward { unit, recomputes: true } => {
-                let unit = &self.backbone()[unit];
-                sum_work([repeated(unit), backward(unit)].into_iter())
+    /// Returns the work of events.
+    pub(super) fn work(&self, events: &[Event]) -> Work {
+        let NetworkCost { backbone, head, .. } = &self.model.trained;
+        let mut work = Work::default();
+        for event in events {
+            match *event {
+                Event::Gather { .. } | Event::Reduce { .. } => {}
+                Event::Infer { network, unit } => {
+                    work.add(self.unit(StepNetwork::Other(network), unit), 1.0, 0.0);
+                }
+                Event::InferHeads { network } => {
+                    for unit in &self.network(StepNetwork::Other(network)).head {
+                        work.add(unit, 1.0, 0.0);
+                    }
+                }
+                Event::Loss => {
+                    for unit in head {
+                        work.add(unit, 1.0 + f64::from(unit.runs_twice), 1.0);
+                    }
+                }
+                Event::Forward { unit, .. } | Event::Repeat { unit } => work.add(&backbone[unit], 1.0, 0.0),
+                Event::Backward { unit, recomputes } => {
+                    work.add(&backbone[unit], f64::from(recomputes), 1.0);
+                }
             }
         }
+        work
     }
 
     /// Number of images of a step on this rank.
@@ -126,7 +126,12 @@ impl<'a> PlacedModel<'a> {
 
     /// Number of elements of what this rank computes of the unit.
     pub(super) fn gathered(&self, unit: &UnitCost) -> f64 {
-        unit.gathered(self.placement.group_size)
+        self.padded(unit) / unit.n_parts as f64
+    }
+
+    /// Number of the ranks of a shard group from which a rank gathers the unit.
+    pub(super) fn n_shards(&self, unit: &UnitCost) -> usize {
+        (self.placement.group_size / unit.n_parts).max(1)
     }
 
     /// Number of elements of this rank's shard of `unit`.
@@ -141,12 +146,12 @@ impl<'a> PlacedModel<'a> {
 
     /// Bytes of the unit's input for all images.
     pub(super) fn input_bytes(&self, unit: &UnitCost) -> f64 {
-        unit.input.bytes(self.placement.precision.types()) * self.n_images()
+        self.bytes(unit.input, self.n_images())
     }
 
     /// Bytes of all that the unit is given for all images.
     pub(super) fn given_bytes(&self, unit: &UnitCost) -> f64 {
-        unit.given.bytes(self.placement.precision.types()) * self.n_images()
+        self.bytes(unit.given, self.n_images())
     }
 
     /// Bytes that the first unit of a segment keeps: where every unit keeps its input, those before
@@ -155,25 +160,18 @@ impl<'a> PlacedModel<'a> {
         if self.placement.segment > 1 { self.given_bytes(unit) } else { self.input_bytes(unit) }
     }
 
-    /// Bytes of the unit's output for `n_images`, by view size and part ([`UnitCost::outputs`]),
-    /// with a high number of masked cells.
-    pub(super) fn output_bytes(&self, unit: &UnitCost, n_images: f64) -> Vec<Vec<f64>> {
-        let mut sizes = Vec::with_capacity(unit.outputs.len());
-        for parts in &unit.outputs {
-            sizes.push(parts.iter().map(|part| self.part_bytes(part, n_images)).collect());
-        }
-        sizes
-    }
-
-    fn part_bytes(&self, part: &OutputPart, n_images: f64) -> f64 {
-        let types = self.placement.precision.types();
-        part.elements.bytes(types) * n_images * self.high_ratio(part.masked_share, n_images)
+    /// Bytes of a part of a unit's output for `n_images`, with a high number of masked cells.
+    pub(super) fn part_bytes(&self, part: &OutputPart, n_images: f64) -> f64 {
+        self.bytes(part.elements, n_images) * self.high_ratio(part.masked_share, n_images)
     }
 
     /// Bytes of the unit's graph for `n_images`, with a high number of masked cells.
     pub(super) fn graph_bytes(&self, unit: &UnitCost, n_images: f64) -> f64 {
-        let ratio = self.high_ratio(unit.masked_share, n_images);
-        unit.graph.bytes(self.placement.precision.types()) * n_images * ratio
+        self.bytes(unit.graph, n_images) * self.high_ratio(unit.masked_share, n_images)
+    }
+
+    fn bytes(&self, elements: Elements, n_images: f64) -> f64 {
+        elements.bytes(self.placement.precision.types()) * n_images
     }
 
     /// Ratio of a high number of rows for `n_images` of the batch to the mean number, where
@@ -190,32 +188,4 @@ impl<'a> PlacedModel<'a> {
 /// Returns the numbers of units of a network.
 fn n_units(network: &NetworkCost) -> NetworkUnits {
     NetworkUnits { n_backbone: network.backbone.len(), n_heads: network.head.len() }
-}
-
-/// Returns the work of a unit's forward pass.
-fn forward(unit: &UnitCost) -> Work {
-    let moved_elements = FORWARD_MOVES * unit.graph.total();
-    Work { flops: unit.flops, repeated_flops: 0.0, moved_elements }
-}
-
-/// Returns the work of a forward pass that is repeated.
-fn repeated(unit: &UnitCost) -> Work {
-    Work { repeated_flops: unit.flops, ..forward(unit) }
-}
-
-/// Returns the work of a unit's backward pass.
-fn backward(unit: &UnitCost) -> Work {
-    let moved_elements = BACKWARD_MOVES * unit.graph.total();
-    Work { flops: BACKWARD_FLOPS * unit.flops, repeated_flops: 0.0, moved_elements }
-}
-
-/// Returns the sum of several pieces of work.
-pub(super) fn sum_work(list: impl Iterator<Item = Work>) -> Work {
-    let mut sum = Work::default();
-    for work in list {
-        sum.flops += work.flops;
-        sum.repeated_flops += work.repeated_flops;
-        sum.moved_elements += work.moved_elements;
-    }
-    sum
 }

@@ -2,7 +2,6 @@
 
 use ranks::topology::Sharding;
 
-use crate::cost::ModelCost;
 use crate::recipe::plan::Plan;
 use crate::step::precision::Precision;
 
@@ -70,15 +69,5 @@ impl Placement {
             exact_sums: true,
             offload: false,
         }
-    }
-
-    /// Returns the number of ranks among which the columns of `model` are divided.
-    pub(super) fn n_parts(&self, model: &ModelCost) -> usize {
-        model.n_parts().min(self.group_size)
-    }
-
-    /// Returns true if weights are gathered at all.
-    pub(super) fn gathers(&self) -> bool {
-        self.group_size > 1 || self.offload
     }
 }

@@ -16,8 +16,8 @@ pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
     let placement = Placement::from_plan(&plan);
     let run = &plan.recipe.run;
     (plan.keep, plan.segment) = retention(&model, &placement, room.bytes, run.keep, run.segment);
-    let keep = plan.keep.min(model.trained.backbone.len());
-    let peak_bytes = memory(&model, &Placement { keep, segment: plan.segment, ..placement }).peak_bytes();
+    let placement = Placement { keep: plan.keep, segment: plan.segment, ..placement };
+    let peak_bytes = memory(&model, &placement).peak_bytes();
     if peak_bytes > MAX_OVERCOMMIT * room.bytes {
         let reason = format!(
             "not enough memory: a rank needs about {:.1} GB and has {:.1} GB; use fewer images per step \
@@ -64,10 +64,7 @@ pub fn retention(
     for length in &lengths {
         let placement = Placement { segment: *length, ..*placement };
         let fitting = match keep {
-            Some(keep) => {
-                let fits = needed_bytes(model, &placement, keep.min(n_units)) <= bytes;
-                fits.then_some(keep)
-            }
+            Some(keep) => (needed_bytes(model, &placement, keep) <= bytes).then_some(keep),
             None => max_kept_graphs(model, &placement, bytes),
         };
         if let Some(keep) = fitting {
@@ -79,14 +76,11 @@ pub fn retention(
     let mut least = (keep.unwrap_or(0), 1);
     for length in lengths {
         let placement = Placement { segment: length, ..*placement };
-        let n_kept = match keep {
-            Some(keep) => keep.min(n_units),
-            None => least_kept_graphs(model, &placement),
-        };
+        let n_kept = keep.unwrap_or_else(|| least_kept_graphs(model, &placement));
         let bytes = needed_bytes(model, &placement, n_kept);
         if bytes < least_bytes {
             least_bytes = bytes;
-            least = (keep.unwrap_or(n_kept), length);
+            least = (n_kept, length);
         }
     }
     least
@@ -120,47 +114,28 @@ fn max_kept_graphs(model: &ModelCost, placement: &Placement, bytes: f64) -> Opti
         return Some(n_units);
     }
     let n_tried = n_tried(model);
-    let mut most = (0..=n_tried).rev().find(|keep| needed_bytes(model, placement, *keep) <= bytes)?;
+    let most = (0..=n_tried).rev().find(|keep| needed_bytes(model, placement, *keep) <= bytes)?;
     if most < n_tried {
         return Some(most);
     }
-    let mut too_many = n_units;
-    while most + 1 < too_many {
-        let keep = usize::midpoint(most, too_many);
-        if needed_bytes(model, placement, keep) <= bytes {
-            most = keep;
-        } else {
-            too_many = keep;
-        }
-    }
-    Some(most)
+    let more: Vec<usize> = (most + 1..n_units).collect();
+    Some(most + more.partition_point(|keep| needed_bytes(model, placement, *keep) <= bytes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::{NetworkCost, UnitCost};
-
-    /// A network without activations whose units have these numbers of parameters.
-    fn model(numels: &[usize]) -> ModelCost {
-        let backbone =
-            numels.iter().map(|numel| UnitCost { numel: *numel, ..UnitCost::empty("unit") }).collect();
-        ModelCost {
-            name: "model".into(),
-            trained: NetworkCost { name: "net".into(), is_frozen: false, backbone, head: Vec::new() },
-            others: Vec::new(),
-            n_moments: 1,
-            pixels: 0.0,
-            collectives: Vec::new(),
-            masked: None,
-        }
-    }
+    use crate::cost::UnitCost;
 
     /// Fewer kept graphs may take more memory, because weights of kept units need no buffers of the
     /// pool.
     #[test]
     fn the_number_with_which_a_step_fits_is_found() {
-        let model = model(&[128_000, 128_000, 5_120_000, 5_120_000, 5_120_000]);
+        let mut units = Vec::new();
+        for numel in [128_000, 128_000, 5_120_000, 5_120_000, 5_120_000] {
+            units.push(UnitCost { numel, ..UnitCost::empty("unit") });
+        }
+        let model = ModelCost::with_backbone(units);
         let placement = Placement::one_image_each(2);
         let needed: Vec<f64> = (0..=5).map(|keep| needed_bytes(&model, &placement, keep)).collect();
         assert!(needed[2] < needed[0] && needed[2] < needed[1], "{needed:?}");
