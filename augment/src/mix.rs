@@ -133,16 +133,24 @@ mod tests {
         assert_eq!(mix.first().groups()[0].n_views, 2);
     }
 
-    fn error(choices: &[SizeChoice]) -> String {
-        ViewMix::new(MultiCrop::dino(256, 112, 8), choices).expect_err("an error").to_string()
+    /// Returns the value that is invalid, and the reason.
+    fn error(choices: &[SizeChoice]) -> (String, String) {
+        match ViewMix::new(MultiCrop::dino(256, 112, 8), choices) {
+            Err(AugmentError::Recipe { field, reason }) => (field, reason),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
     fn errors_name_the_invalid_choice() {
-        assert!(error(&[choice(0.0, &[512, 112])]).contains("mix[0].share"));
-        assert!(error(&[choice(f64::NAN, &[512, 112])]).contains("mix[0].share"));
-        assert!(error(&[choice(1.0, &[512])]).contains("has 1 sizes, but the views have 2"));
-        assert!(error(&[choice(1.0, &[512, 112]), choice(1.0, &[96, 96])]).contains("must differ in size"));
-        assert!(error(&[choice(1.0, &[5000, 96])]).contains("4096"));
+        assert_eq!(error(&[choice(0.0, &[512, 112])]).0, "mix[0].share");
+        assert_eq!(error(&[choice(f64::NAN, &[512, 112])]).0, "mix[0].share");
+        let (field, reason) = error(&[choice(1.0, &[512])]);
+        assert_eq!(field, "mix[0].sizes_px");
+        assert!(reason.contains('1') && reason.contains('2'), "{reason}");
+        assert_eq!(error(&[choice(1.0, &[512, 112]), choice(1.0, &[96, 96])]).0, "mix[1].sizes_px");
+        let (field, reason) = error(&[choice(1.0, &[5000, 96])]);
+        assert_eq!(field, "mix[0].sizes_px");
+        assert!(reason.contains("4096"), "{reason}");
     }
 }

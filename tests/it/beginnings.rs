@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::messages::{check_message, lines_with};
 use crate::support::{World, fails, ok};
 
 /// Returns the steps of the rows of a run's metrics.
@@ -57,8 +58,8 @@ fn a_run_begins_with_weights_and_resumes_without_their_file() {
     ok(&world.pretrain("b", &longer));
     assert_eq!(logged_steps(&world, "b"), [0, 1, 2, 3, 4, 5, 6, 7]);
     let without_init = [&["--lengthen", "--set", "optim.length={steps=9}"], &WITHOUT_UPDATES[..]].concat();
-    let error = fails(&world.pretrain("b", &without_init), 2);
-    assert!(error.contains(&format!("give --init {file} as before")), "{error}");
+    let output = world.pretrain("b", &without_init);
+    check_message("beginnings::a_run_begins_with_weights_and_resumes_without_their_file", &fails(&output, 2));
     // A new run needs the file.
     let error = fails(&world.pretrain("c", &more), 3);
     assert!(error.contains("a.pth"), "{error}");
@@ -69,8 +70,11 @@ fn weights_of_another_network_are_refused_with_the_key_that_differs() {
     let world = World::new(24);
     ok(&world.pretrain("a", &["--set", "optim.length={steps=4}"]));
     let run = world.text("a");
-    let error = fails(&world.pretrain("b", &["--init", &run, "--set", "model.heads=4"]), 2);
-    assert!(error.contains("model.heads is 4 in the recipe, but 2 in the weights"), "{error}");
+    let output = world.pretrain("b", &["--init", &run, "--set", "model.heads=4"]);
+    check_message(
+        "beginnings::weights_of_another_network_are_refused_with_the_key_that_differs",
+        &fails(&output, 2),
+    );
     assert!(!world.path("b/checkpoints").exists());
 }
 
@@ -81,7 +85,10 @@ fn a_finished_run_is_lengthened_only_with_the_flag() {
     let error = fails(&world.pretrain("a", &["--set", "optim.length={steps=8}"]), 2);
     assert!(error.contains("optim.length") && error.contains("--lengthen"), "{error}");
     let stderr = ok(&world.pretrain("a", &["--lengthen", "--set", "optim.length={steps=8}"]));
-    assert!(stderr.contains("from 4 to 8 steps"), "{stderr}");
+    check_message(
+        "beginnings::a_finished_run_is_lengthened_only_with_the_flag",
+        &lines_with(&stderr, "4 to 8"),
+    );
     assert_eq!(logged_steps(&world, "a"), (0..8).collect::<Vec<u64>>());
     // Only the length may change, and it may not decrease.
     let other =
@@ -97,7 +104,7 @@ fn a_run_is_forked_from_a_checkpoint() {
     let from = world.text("a/checkpoints/step-0000000008");
     let metrics = std::fs::read(world.path("a/metrics.jsonl")).unwrap();
     let stderr = ok(&world.pretrain("b", &["--fork", &from, "--set", "optim.lr=1e-3"]));
-    assert!(stderr.contains("forked from step 8"), "{stderr}");
+    check_message("beginnings::a_run_is_forked_from_a_checkpoint", &lines_with(&stderr, "forked"));
     assert_eq!(logged_steps(&world, "b"), [8, 9, 10, 11]);
     assert_eq!(
         std::fs::read(world.path("a/metrics.jsonl")).unwrap(),
@@ -150,8 +157,8 @@ fn training_continues_with_the_weights_of_another_library() {
     let workdir = world.text("b");
     let mut args = vec!["pretrain", "--recipe", "dinov2_continue", "--shards", &shard, "--workdir", &workdir];
     args.extend(SMALL.iter().flat_map(|set| ["--set", set]));
-    let error = fails(&world.ocelli(&args), 2);
-    assert!(error.contains("give --init WEIGHTS"), "{error}");
+    let output = world.ocelli(&args);
+    check_message("beginnings::training_continues_with_the_weights_of_another_library", &fails(&output, 2));
     assert!(!world.path("b").exists());
     args.extend(["--init", &file, "--heads", "2", "--probe-train", &shard, "--probe-test", &shard]);
     ok(&world.ocelli(&args));
@@ -184,24 +191,21 @@ fn settings_that_cannot_be_run_are_refused_with_their_key() {
     std::fs::write(&truncated, &std::fs::read(&weights).unwrap()[..20_000]).unwrap();
     let resnet = "model={arch=\"resnet\",image_px=32,depth=18,stem=\"small\"}";
     let gram = "method.gram={weight=2.0,from={steps=1},every={steps=2}}";
-    let cases: [(&[&str], &str); 8] = [
-        (&["dinov2_cifar", "--set", "method.mask_ratio=[0.1,1.5]"], "method.mask_ratio is 1.5"),
-        (&["dinov2_cifar", "--set", resnet], "has no tokens to mask"),
-        (&["dinov3_cifar", "--set", gram], "method.gram: the Gram teacher sees the last views"),
-        (&["dinov3_cifar", "--set", "model.rope_rescale=0.5"], "model.rope_rescale 0.5"),
-        (&["dinov2_continue", "--init", &truncated], "it is truncated"),
-        (&["dinov2_continue", "--init", &run, "--set", "model.image_px=225"], "model.image_px 225"),
-        (
-            &["dinov2_continue", "--init", &run, "--set", "model.width=48"],
-            "model.width is 48 in the recipe, but 32",
-        ),
-        (&["dinov2_cifar", "--init", &run, "--set", "model.registers=2"], "model.registers"),
+    let cases: [(&str, &[&str]); 8] = [
+        ("mask_ratio", &["dinov2_cifar", "--set", "method.mask_ratio=[0.1,1.5]"]),
+        ("resnet", &["dinov2_cifar", "--set", resnet]),
+        ("gram", &["dinov3_cifar", "--set", gram]),
+        ("rope_rescale", &["dinov3_cifar", "--set", "model.rope_rescale=0.5"]),
+        ("truncated", &["dinov2_continue", "--init", &truncated]),
+        ("image_px", &["dinov2_continue", "--init", &run, "--set", "model.image_px=225"]),
+        ("width", &["dinov2_continue", "--init", &run, "--set", "model.width=48"]),
+        ("registers", &["dinov2_cifar", "--init", &run, "--set", "model.registers=2"]),
     ];
-    for (more, message) in cases {
+    for (name, more) in cases {
         let more = [more, &["--set", "optim.batch_size=8", "--set", "optim.length={steps=4}"]].concat();
         let args = [&["pretrain", "--shards", &shard, "--workdir", &workdir, "--recipe"], &more[..]].concat();
-        let error = fails(&world.ocelli(&args), 2);
-        assert!(error.contains(message), "{more:?}: {error}");
+        let name = format!("beginnings::settings_that_cannot_be_run_are_refused_with_their_key.{name}");
+        check_message(&name, &fails(&world.ocelli(&args), 2));
         assert!(!world.path("b").exists(), "{more:?}");
     }
 }
@@ -214,11 +218,8 @@ fn a_fork_of_another_backbone_is_refused_by_key() {
     ok(&world.pretrain("a", &["--set", "optim.length={steps=2}"]));
     let from = world.text("a");
     let other = ["--fork", &from, "--set", "optim.length={steps=4}", "--set", "model.depth=3"];
-    let error = fails(&world.pretrain("b", &other), 2);
-    assert!(
-        error.contains("model.depth is 3 in the recipe, but") && error.contains("--set model.depth="),
-        "{error}"
-    );
+    let output = world.pretrain("b", &other);
+    check_message("beginnings::a_fork_of_another_backbone_is_refused_by_key", &fails(&output, 2));
     ok(&world.pretrain("b", &other[..4]));
     // The folders of an export are created, as by `pack`.
     let out = world.text("deep/down/backbone.safetensors");
@@ -228,5 +229,8 @@ fn a_fork_of_another_backbone_is_refused_by_key() {
     let steps = ["--set", "optim.length={steps=2}"];
     let probe = ["--probe-train", &shard, "--probe-test", &shard, "--set", "run.probe_every_steps=2"];
     let stderr = ok(&world.pretrain("c", &[steps.as_slice(), &probe].concat()));
-    assert!(stderr.contains("among the training images, byte for byte"), "{stderr}");
+    check_message(
+        "beginnings::a_fork_of_another_backbone_is_refused_by_key.same_images",
+        &lines_with(&stderr, "of the 20 test images"),
+    );
 }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use crate::curate::{WIDTH, npy, wide_row};
+use crate::messages::check_message;
 use crate::parts::{assert_same, files, in_parts};
 use crate::support::{World, fails, json_of, ok};
 
@@ -73,8 +74,11 @@ fn parts_are_joined_to_the_result_of_one_command() {
         let (args, _) = comparison.compare_parts_with_whole(settings);
         // More parts than blocks, after an early join, which writes nothing.
         let many = comparison.args(settings, "x.npy", "many");
-        let early = fails(&comparison.run(&many, &["--join", "9"]), 2);
-        assert!(early.contains("9 part(s) are missing") && early.contains("--part 1/9"), "{early}");
+        let output = comparison.run(&many, &["--join", "9"]);
+        check_message(
+            &format!("comparison_parts::parts_are_joined_to_the_result_of_one_command.{}.early", settings[0]),
+            &fails(&output, 2),
+        );
         for part in 1..=6 {
             ok(&comparison.run(&many, &["--part", &format!("{part}/6")]));
         }
@@ -85,9 +89,13 @@ fn parts_are_joined_to_the_result_of_one_command() {
             let killed = format!("parts/{}.part-00002-of-00003.{ending}", settings[0]);
             fs::write(comparison.world.path(&killed), "").unwrap();
         }
-        assert!(
-            fails(&comparison.run(&args, &["--join", "3", "--overwrite"]), 2)
-                .contains("delete the results of parts")
+        let output = comparison.run(&args, &["--join", "3", "--overwrite"]);
+        check_message(
+            &format!(
+                "comparison_parts::parts_are_joined_to_the_result_of_one_command.{}.overwrite",
+                settings[0]
+            ),
+            &fails(&output, 2),
         );
         ok(&comparison.run(&args, &["--overwrite"]));
         assert!(files(&comparison.world.path("parts"), |name| name.contains(".part-")).is_empty());
@@ -102,12 +110,8 @@ fn parts_of_other_jobs_are_refused() {
         let (args, folder) = comparison.compare_parts_with_whole(settings);
         let other = comparison.args(&[settings[0], settings[1], "1"], "x.npy", "parts");
         for (args, more) in [(&args, &["--part", "1/4"][..]), (&args, &[]), (&other, &["--part", "1/3"])] {
-            let stderr = fails(&comparison.run(args, more), 2);
-            assert!(
-                stderr.contains("holds another job")
-                    && stderr.contains("with other inputs, flags or number of parts"),
-                "{stderr}"
-            );
+            let name = format!("comparison_parts::parts_of_other_jobs_are_refused.{}.job", settings[0]);
+            check_message(&name, &fails(&comparison.run(args, more), 2));
         }
         // A part of another job under the name of a part of this job.
         let name = format!("{}.part-00002-of-00003.json", settings[0]);
@@ -115,18 +119,22 @@ fn parts_of_other_jobs_are_refused() {
         ok(&comparison.run(&other, &["--part", "2/3"]));
         let part = fs::read(folder.join(&name)).unwrap();
         fs::copy(comparison.world.path("other").join(&name), folder.join(&name)).unwrap();
-        assert!(
-            fails(&comparison.run(&args, &["--join", "3"]), 2).contains("belongs to another job or part")
+        let output = comparison.run(&args, &["--join", "3"]);
+        check_message(
+            &format!("comparison_parts::parts_of_other_jobs_are_refused.{}.part", settings[0]),
+            &fails(&output, 2),
         );
         fs::write(folder.join(&name), part).unwrap();
         ok(&comparison.run(&args, &["--join", "3"]));
         // The same queries, written again, and other queries under the same name.
         let like = comparison.world.path("like.npy");
         let queries = fs::read(&like).unwrap();
-        for (last, reason) in [(queries[queries.len() - 1], "changed since"), (0, "holds another job")] {
+        for (change, last) in [("same_queries", queries[queries.len() - 1]), ("other_queries", 0)] {
             fs::write(&like, [&queries[..queries.len() - 1], &[last]].concat()).unwrap();
             for more in [["--join", "3"], ["--part", "2/3"]] {
-                assert!(fails(&comparison.run(&args, &more), 2).contains(reason));
+                let test = "comparison_parts::parts_of_other_jobs_are_refused";
+                let name = format!("{test}.{}.{change}.{}", settings[0], more[0]);
+                check_message(&name, &fails(&comparison.run(&args, &more), 2));
             }
         }
     }
@@ -152,13 +160,18 @@ fn damaged_parts_are_refused() {
         }
         for text in damaged {
             fs::write(&path, text).unwrap();
-            let stderr = fails(&comparison.run(&args, &["--join", "3"]), 2);
-            assert!(stderr.contains("is damaged") && stderr.contains("rerun part 2/3"), "{stderr}");
+            let output = comparison.run(&args, &["--join", "3"]);
+            check_message(
+                &format!("comparison_parts::damaged_parts_are_refused.{}", settings[0]),
+                &fails(&output, 2),
+            );
         }
         // Another part of the same job.
         fs::copy(folder.join(format!("{}.part-00001-of-00003.json", settings[0])), &path).unwrap();
-        assert!(
-            fails(&comparison.run(&args, &["--join", "3"]), 2).contains("belongs to another job or part")
+        let output = comparison.run(&args, &["--join", "3"]);
+        check_message(
+            &format!("comparison_parts::damaged_parts_are_refused.{}.other", settings[0]),
+            &fails(&output, 2),
         );
     }
 }
@@ -170,8 +183,10 @@ fn parts_check_only_their_rows() {
     for settings in &VERBS {
         let args = comparison.args(settings, "bad.npy", settings[0]);
         ok(&comparison.run(&args, &["--part", "1/3"]));
-        let stderr = fails(&comparison.run(&args, &["--part", "2/3"]), 3);
-        assert!(stderr.contains("row 1100 of the features is not finite"), "{stderr}");
+        check_message(
+            "comparison_parts::parts_check_only_their_rows",
+            &fails(&comparison.run(&args, &["--part", "2/3"]), 3),
+        );
         ok(&comparison.run(&args, &["--part", "3/3"]));
         assert!(fails(&comparison.run(&args, &["--join", "3"]), 2).contains("--part 2/3"));
     }
@@ -181,16 +196,27 @@ fn parts_check_only_their_rows() {
 fn jobs_that_cannot_be_divided_into_parts_are_refused() {
     let comparison = ComparisonWorld::new();
     let args = comparison.args(&["retrieve", "--by", "cluster"], "x.npy", "no");
-    assert!(fails(&comparison.run(&args, &["--part", "1/2"]), 2).contains("need --by image"));
+    let output = comparison.run(&args, &["--part", "1/2"]);
+    check_message(
+        "comparison_parts::jobs_that_cannot_be_divided_into_parts_are_refused.clusters",
+        &fails(&output, 2),
+    );
     let photos = comparison.world.text("data");
     let out = comparison.world.text("no");
     let args =
         ["curate", "remove", "--checkpoint", "run", "--shards", &photos, "--like", &photos, "--out", &out];
-    let stderr = fails(&comparison.world.ocelli(&[&args[..], &["--join", "2"]].concat()), 2);
-    assert!(stderr.contains("need --features and --like-features"), "{stderr}");
+    let output = comparison.world.ocelli(&[&args[..], &["--join", "2"]].concat());
+    check_message(
+        "comparison_parts::jobs_that_cannot_be_divided_into_parts_are_refused.images",
+        &fails(&output, 2),
+    );
     let args = comparison.args(&VERBS[0], "x.npy", "no");
     let args: Vec<&str> = args.iter().map(String::as_str).chain(["--part", "1/2"]).collect();
     let ranks = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")];
-    assert!(fails(&comparison.world.ocelli_with(&args, &ranks), 2).contains("started one by one"));
+    let output = comparison.world.ocelli_with(&args, &ranks);
+    check_message(
+        "comparison_parts::jobs_that_cannot_be_divided_into_parts_are_refused.ranks",
+        &fails(&output, 2),
+    );
     assert!(!Path::new(&out).exists());
 }

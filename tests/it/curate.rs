@@ -9,6 +9,7 @@ use std::process::Output;
 use pipeline::SampleId;
 use serde_json::Value;
 
+use crate::messages::check_message;
 use crate::support::{World, fails, json_of, ok, open};
 
 /// Creates a world with features `x.npy`: image `i` lies at angle `degrees[i]` on a circle.
@@ -126,7 +127,7 @@ fn near_duplicates_leave_one_image_each() {
     ok(&curate(&world, "near-duplicates", "unique", &args));
     assert_eq!(fs::read(world.path("unique/list.jsonl")).unwrap(), before);
     let other = curate(&world, "near-duplicates", "unique", &["--threshold", "0.5"]);
-    assert!(fails(&other, 2).contains("holds another job"));
+    check_message("curate::near_duplicates_leave_one_image_each", &fails(&other, 2));
     // Comparison within cells finds the same groups if copies share a cell.
     ok(&curate(&world, "near-duplicates", "cells", &["--threshold", "0.999", "--cells", "3"]));
     let cells = list(&world, "cells");
@@ -241,12 +242,15 @@ fn folders_belong_to_one_input() {
     fs::write(&list, "key,kind\n00000000,x\n").unwrap();
     ok(&balance(&world, "c", &by_list));
     fs::write(&list, "key,kind\n00000001,x\n").unwrap();
-    assert!(fails(&balance(&world, "c", &by_list), 2).contains("holds another job"));
+    let output = balance(&world, "c", &by_list);
+    check_message("curate::folders_belong_to_one_input.other_list", &fails(&output, 2));
     ok(&balance(&world, "c", &[&by_list[..], &["--overwrite"]].concat()));
     // Other features under the same name.
     write_features(&world, "x", &[1.0, 0.5].repeat(8), 2, 8);
-    assert!(fails(&balance(&world, "a", &clusters), 2).contains("holds another job"));
-    assert!(fails(&balance(&world, "d", &["--clusters-of", &a]), 2).contains("other features"));
+    let output = balance(&world, "a", &clusters);
+    check_message("curate::folders_belong_to_one_input.other_features", &fails(&output, 2));
+    let output = balance(&world, "d", &["--clusters-of", &a]);
+    check_message("curate::folders_belong_to_one_input.other_clusters", &fails(&output, 2));
     // The folder of the shards that are read.
     let shards = world.text("data/train-000000.tar");
     let data = world.text("data");
@@ -254,21 +258,21 @@ fn folders_belong_to_one_input() {
     fs::write(world.path("data/job.json"), "{}").unwrap();
     let args =
         ["curate", "outliers", "--features", &features, "--shards", &shards, "--out", &data, "--overwrite"];
-    assert!(fails(&world.ocelli(&args), 2).contains("is in the output folder"));
+    check_message("curate::folders_belong_to_one_input.input", &fails(&world.ocelli(&args), 2));
     assert!(world.shard().exists());
 }
 
 #[test]
 fn errors_are_one_line() {
     let world = world(&[0.0, 10.0, 20.0, 30.0]);
-    let text = fails(&curate(&world, "near-duplicates", "a", &["--threshold", "1.5"]), 2);
-    assert!(text.contains("1.5") && text.contains("--threshold") && text.contains("at most 1"), "{text}");
-    let text = fails(&curate(&world, "balance", "b", &["--clusters", "9", "--count", "2"]), 2);
-    assert!(text.contains("9 clusters for 4 rows"), "{text}");
-    let text = fails(&curate(&world, "balance", "c", &["--count", "5"]), 2);
-    assert!(text.contains("--count 5: expected a number from 1 to 4"), "{text}");
-    let text = fails(&curate(&world, "balance", "d", &["--clusters", "2,3", "--count", "2"]), 2);
-    assert!(text.contains("level 2 has 3 clusters for 2 clusters"), "{text}");
+    let output = curate(&world, "near-duplicates", "a", &["--threshold", "1.5"]);
+    check_message("curate::errors_are_one_line.threshold", &fails(&output, 2));
+    let output = curate(&world, "balance", "b", &["--clusters", "9", "--count", "2"]);
+    check_message("curate::errors_are_one_line.clusters", &fails(&output, 2));
+    let output = curate(&world, "balance", "c", &["--count", "5"]);
+    check_message("curate::errors_are_one_line.count", &fails(&output, 2));
+    let output = curate(&world, "balance", "d", &["--clusters", "2,3", "--count", "2"]);
+    check_message("curate::errors_are_one_line.level", &fails(&output, 2));
     // A list whose rows do not match the features.
     let rows = world.path("x.npy.rows.jsonl");
     let lines = fs::read_to_string(&rows).unwrap();
@@ -276,24 +280,24 @@ fn errors_are_one_line() {
     assert!(fails(&curate(&world, "near-duplicates", "e", &[]), 3).contains("x.npy"));
     fs::write(&rows, lines.replace("00000003", "elsewhere")).unwrap();
     let shards = world.text("data/train-000000.tar");
-    let text = fails(&curate(&world, "near-duplicates", "f", &["--shards", &shards]), 2);
-    assert!(text.contains("elsewhere") && text.contains("features of other images"), "{text}");
+    let output = curate(&world, "near-duplicates", "f", &["--shards", &shards]);
+    check_message("curate::errors_are_one_line.other_images", &fails(&output, 2));
     // Features of another width.
     write_features(&world, "wide", &[1.0; 6], 3, 2);
     let wide = world.text("wide.npy");
-    let text = fails(&curate(&world, "remove", "g", &["--like-features", &wide]), 2);
-    assert!(text.contains("rows of 3") && text.contains("rows of 2"), "{text}");
+    let output = curate(&world, "remove", "g", &["--like-features", &wide]);
+    check_message("curate::errors_are_one_line.width", &fails(&output, 2));
     // A file of the user is not overwritten.
     fs::create_dir(world.path("mine")).unwrap();
     fs::write(world.path("mine/list.jsonl"), "mine").unwrap();
-    let text = fails(&curate(&world, "near-duplicates", "mine", &[]), 2);
-    assert!(text.contains("list.jsonl") && text.contains("choose another --out"), "{text}");
+    let output = curate(&world, "near-duplicates", "mine", &[]);
+    check_message("curate::errors_are_one_line.user_file", &fails(&output, 2));
     assert_eq!(fs::read_to_string(world.path("mine/list.jsonl")).unwrap(), "mine");
     // A row that is not finite.
     write_features(&world, "x", &[1.0, 0.0, f32::NAN, 0.0, 0.0, 1.0, 1.0, 1.0], 2, 4);
     for verb in ["near-duplicates", "outliers"] {
-        let text = fails(&curate(&world, verb, "h", &[]), 3);
-        assert!(text.contains("row 1 of the features is not finite"), "{text}");
+        let output = curate(&world, verb, "h", &[]);
+        check_message(&format!("curate::errors_are_one_line.{verb}"), &fails(&output, 3));
         fs::remove_dir_all(world.path("h")).ok();
     }
 }

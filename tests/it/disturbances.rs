@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::support::wait_for;
+
 /// Size of the disk that fills up.
 const DISK_BYTES: u64 = 64 << 20;
 
@@ -119,11 +121,9 @@ impl Attempt {
 
     /// Waits for the program of `rank` to start, and sends a signal to it, unless it has ended.
     pub(crate) fn signal(&self, rank: usize, signal: &str) {
-        let start = Instant::now();
-        while !self.try_signal(rank, signal) && !self.code_path(rank).exists() {
-            assert!(start.elapsed() < Duration::from_secs(60), "rank {rank} is not started");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        wait_for(&format!("the start of rank {rank}"), Duration::from_secs(60), || {
+            self.try_signal(rank, signal) || self.code_path(rank).exists()
+        });
     }
 
     /// Sends a signal to the program of `rank`; returns whether it is running.

@@ -7,6 +7,7 @@ use std::process::Output;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use serde_json::Value;
 
+use crate::messages::check_message;
 use crate::support::{World, fails, json_of, ok};
 
 /// Reads the lines of a JSONL file.
@@ -171,16 +172,16 @@ fn bad_input_is_reported() {
     let out = world.text("x.npy");
     let text = world.text("x.txt");
     let embed = ["embed", "--checkpoint", &run, "--shards", &shard];
-    for (more, message) in [
-        (&["--out", &text][..], ".npy, .parquet or .safetensors"),
-        (&["--out", &out, "--image-px", "33"], "33 px is not a multiple"),
-        (&["--out", &out, "--resize-px", "4"], "is larger than the resized image"),
+    for (name, more) in [
+        ("format", &["--out", &text][..]),
+        ("image_px", &["--out", &out, "--image-px", "33"]),
+        ("resize_px", &["--out", &out, "--resize-px", "4"]),
     ] {
-        let stderr = fails(&world.ocelli(&[&embed[..], more].concat()), 2);
-        assert!(stderr.contains(message), "{stderr}");
+        let output = world.ocelli(&[&embed[..], more].concat());
+        check_message(&format!("embed::bad_input_is_reported.{name}"), &fails(&output, 2));
     }
     fs::create_dir_all(world.path("empty")).unwrap();
     let args = ["embed", "--checkpoint", &run, "--images", &world.text("empty"), "--out", &out];
-    assert!(fails(&world.ocelli(&args), 2).contains("contains no images"));
+    check_message("embed::bad_input_is_reported.empty", &fails(&world.ocelli(&args), 2));
     assert!(!world.path("x.npy").exists());
 }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use pipeline::shard::write::{ShardLimits, ShardWriter};
 use serde_json::Value;
 
-use crate::support::{World, fails, json_of, ok};
+use crate::messages::{check_message, lines_with};
+use crate::support::{World, fails, json_of, ok, wait_for_end};
 
 /// Creates a world with a run of a few steps, and shards `train` and `test` of different images.
 fn world_with_run() -> World {
@@ -127,8 +128,8 @@ fn every_protocol_describes_its_numbers() {
     // More shots than a class has are refused before anything is computed.
     let few =
         probe(&world, "train", "test", &["--protocol", "knn,few-shot", "--set", "few-shot.shots=1,1000"]);
-    let refused = fails(&few, 2);
-    assert!(refused.contains("fewer than 1000 shots") && few.stdout.is_empty(), "{refused}");
+    check_message("evaluation::every_protocol_describes_its_numbers.shots", &fails(&few, 2));
+    assert!(few.stdout.is_empty(), "{few:?}");
     // A size on the command line applies to all protocols.
     let same =
         probe(&world, "train", "test", &["--protocol", "knn,logreg", "--resize-px", "17", "--no-record"]);
@@ -173,50 +174,55 @@ fn misleading_sets_cause_warnings() {
     let world = world_with_run();
     let same = probe(&world, "train", "train", &["--protocol", "knn"]);
     ok(&same);
-    assert!(
-        stderr(&same).contains("40 of the 40 test images are among the training images"),
-        "{}",
-        stderr(&same)
-    );
+    check_message("evaluation::misleading_sets_cause_warnings.same", &lines_with(&stderr(&same), "warning:"));
     pack(&world, "single", 0..10, |_| Some("cat".into()));
     let one = probe(&world, "single", "single", &["--protocol", "knn"]);
     ok(&one);
-    assert!(stderr(&one).contains("all training images are of one class"), "{}", stderr(&one));
+    check_message("evaluation::misleading_sets_cause_warnings.one", &lines_with(&stderr(&one), "warning:"));
     pack(&world, "named", 0..10, |i| Some(["cat", "dog"][i % 2].into()));
     pack(&world, "other", 10..20, |i| Some(["dog", "yak"][i % 2].into()));
     let names = probe(&world, "named", "other", &["--protocol", "knn"]);
     ok(&names);
     assert_eq!(json_of(&names)["classes"], serde_json::json!(["cat", "dog", "yak"]));
-    assert!(stderr(&names).contains("no training images of the class yak"), "{}", stderr(&names));
+    check_message(
+        "evaluation::misleading_sets_cause_warnings.names",
+        &lines_with(&stderr(&names), "warning:"),
+    );
     let small = probe(&world, "train", "test", &["--protocol", "knn", "--image-px", "8"]);
     ok(&small);
-    assert!(stderr(&small).contains("but gets 8 px"), "{}", stderr(&small));
+    check_message(
+        "evaluation::misleading_sets_cause_warnings.small",
+        &lines_with(&stderr(&small), "warning:"),
+    );
 }
 
 #[test]
 fn sets_and_settings_that_cannot_be_scored_are_refused() {
     let world = world_with_run();
     pack(&world, "bare", 0..10, |_| None);
-    assert!(
-        fails(&probe(&world, "bare", "test", &[]), 3)
-            .contains("none of the 10 images of bare/bare has a class")
+    let output = probe(&world, "bare", "test", &[]);
+    check_message(
+        "evaluation::sets_and_settings_that_cannot_be_scored_are_refused.no_class",
+        &fails(&output, 3),
     );
     let unknown = fails(&probe(&world, "train", "test", &["--protocol", "svm"]), 2);
     assert!(unknown.contains("'svm'") && unknown.contains("linear-dinov2"), "{unknown}");
-    let setting = fails(&probe(&world, "train", "test", &["--protocol", "knn", "--set", "knn.epochs=3"]), 2);
-    assert!(setting.contains("knn has no setting epochs; it has k, "), "{setting}");
+    let output = probe(&world, "train", "test", &["--protocol", "knn", "--set", "knn.epochs=3"]);
+    check_message(
+        "evaluation::sets_and_settings_that_cannot_be_scored_are_refused.unknown_setting",
+        &fails(&output, 2),
+    );
     for zero in ["knn.k=0", "linear-honest.epochs=0", "few-shot.shots=0"] {
         let args = ["--protocol", "knn,linear-honest,few-shot", "--set", zero];
-        assert!(fails(&probe(&world, "train", "test", &args), 2).contains("at least 1"), "{zero:?}");
+        let name = format!("evaluation::sets_and_settings_that_cannot_be_scored_are_refused.{zero}");
+        check_message(&name, &fails(&probe(&world, "train", "test", &args), 2));
     }
-    for (bad, words) in [
-        ("k=5", "expected PROTOCOL.KEY=VALUE"),
-        ("svm.k=5", "unknown protocol 'svm'"),
-        ("logreg.c=1", "logreg is not one of the selected protocols"),
-        ("knn.temperature=0.1,0.2", "takes one number"),
-    ] {
-        let refused = fails(&probe(&world, "train", "test", &["--protocol", "knn", "--set", bad]), 2);
-        assert!(refused.contains(words), "{refused}");
+    for bad in ["k=5", "svm.k=5", "logreg.c=1", "knn.temperature=0.1,0.2"] {
+        let output = probe(&world, "train", "test", &["--protocol", "knn", "--set", bad]);
+        check_message(
+            &format!("evaluation::sets_and_settings_that_cannot_be_scored_are_refused.{bad}"),
+            &fails(&output, 2),
+        );
     }
     // A checkpoint with a truncated file of weights.
     let step = world.path("run/checkpoints/step-0000000012");
@@ -345,7 +351,7 @@ fn watchers_score_every_checkpoint_once_or_report_it_as_pruned() {
         messages += &wait_for_stderr(killed);
     }
     let second = spawn(&world, &watch);
-    assert!(run.wait().unwrap().success());
+    assert!(wait_for_end(&mut run).success());
     messages += &wait_for_stderr(first);
     messages += &wait_for_stderr(second);
 
@@ -394,7 +400,6 @@ fn leave_one_out_scores_images_against_the_others() {
     let with_itself = json_of(&probe(&world, "train", "train", &["--protocol", "knn", "--set", "knn.k=1"]));
     assert_eq!(with_itself["networks"]["teacher"]["knn_1"]["accuracy"], 100.0);
     assert!(number["accuracy"].as_f64().unwrap() < 100.0, "{number}");
-    let refused =
-        fails(&world.ocelli(&[&args[..5], &["--protocol", "logreg", "--leave-one-out"]].concat()), 2);
-    assert!(refused.contains("only with knn"), "{refused}");
+    let output = world.ocelli(&[&args[..5], &["--protocol", "logreg", "--leave-one-out"]].concat());
+    check_message("evaluation::leave_one_out_scores_images_against_the_others", &fails(&output, 2));
 }

@@ -3,7 +3,8 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{World, fails, metrics, ok};
+use crate::messages::{check_message, lines_with};
+use crate::support::{World, fails, metrics, ok, wait_for, wait_for_end};
 
 /// Starts the program without waiting for it.
 fn spawn(args: &[String]) -> std::process::Child {
@@ -16,18 +17,21 @@ fn spawn(args: &[String]) -> std::process::Child {
         .unwrap()
 }
 
+/// Waits until the run `run` has a checkpoint.
+fn wait_for_checkpoint(world: &World) {
+    let latest = world.path("run/checkpoints/latest");
+    wait_for("a checkpoint", Duration::from_secs(60), || latest.exists());
+}
+
 #[test]
 fn a_run_whose_folder_is_moved_ends_without_creating_another() {
     let world = World::new(24);
-    let child = spawn(&world.pretrain_args("run", &["--set", "optim.length={steps=1000000}"]));
-    let start = Instant::now();
-    while !world.path("run/checkpoints/latest").exists() {
-        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let mut child = spawn(&world.pretrain_args("run", &["--set", "optim.length={steps=1000000}"]));
+    wait_for_checkpoint(&world);
     std::fs::rename(world.path("run"), world.path("moved")).unwrap();
-    let stderr = fails(&child.wait_with_output().unwrap(), 3);
-    assert!(stderr.contains("moved, deleted or replaced"), "{stderr}");
+    wait_for_end(&mut child);
+    let output = child.wait_with_output().unwrap();
+    check_message("faults::a_run_whose_folder_is_moved_ends_without_creating_another", &fails(&output, 3));
     assert!(!world.path("run/checkpoints").exists(), "a folder without a plan");
     ok(&world.ocelli(&["runs", &world.text("moved")]));
 }
@@ -55,8 +59,7 @@ fn replaced_shards_are_detected() {
     std::fs::rename(&data, world.path("old")).unwrap();
     std::fs::rename(&other, &data).unwrap();
     let more = ["--lengthen", "--set", "optim.length={steps=8}"];
-    let stderr = fails(&world.pretrain("run", &more), 2);
-    assert!(stderr.contains("the images differ from those"), "{stderr}");
+    check_message("faults::replaced_shards_are_detected", &fails(&world.pretrain("run", &more), 2));
     assert_eq!(metrics(&world.path("run")), before);
     // The same shards without their index are accepted.
     std::fs::remove_dir_all(&data).unwrap();
@@ -72,8 +75,8 @@ fn a_run_without_a_finite_step_fails() {
         let length = format!("optim.length={{steps={steps}}}");
         let fault = format!("nan:step=0,steps={steps}");
         let more = ["--set", &length, "--set", "optim.warmup={steps=0}", "--inject-fault", &fault];
-        let stderr = fails(&world.pretrain(&format!("run-{steps}"), &more), 78);
-        assert!(stderr.contains("not finite"), "{stderr}");
+        let output = world.pretrain(&format!("run-{steps}"), &more);
+        check_message(&format!("faults::a_run_without_a_finite_step_fails.{steps}"), &fails(&output, 78));
     }
 }
 
@@ -90,14 +93,19 @@ fn a_run_with_a_wrong_product_names_the_last_good_checkpoint() {
     let every = ["--set", "run.checkpoint_every_steps=4"];
     // No older checkpoint exists.
     let fault = ["--inject-fault", "product:rank=0,step=6"];
-    let stderr = fails(&world.pretrain("run", &[&every[..], &fault].concat()), 1);
-    assert!(stderr.contains("step 6: a product was wrong because of an injected fault"), "{stderr}");
-    assert!(stderr.contains("start over in another folder"), "{stderr}");
+    let output = world.pretrain("run", &[&every[..], &fault].concat());
+    check_message(
+        "faults::a_run_with_a_wrong_product_names_the_last_good_checkpoint.no_checkpoint",
+        &fails(&output, 1),
+    );
     assert!(has_checkpoint(&world, 4) && !has_checkpoint(&world, 6) && !has_checkpoint(&world, 7));
     // The run resumes with the checkpoint of step 4, and saves another one before the fault.
     let fault = ["--inject-fault", "product:rank=0,step=9"];
-    let stderr = fails(&world.pretrain("run", &[&every[..], &fault].concat()), 1);
-    assert!(stderr.contains("remove the checkpoints after step 4, the last good one"), "{stderr}");
+    let output = world.pretrain("run", &[&every[..], &fault].concat());
+    check_message(
+        "faults::a_run_with_a_wrong_product_names_the_last_good_checkpoint.good_checkpoint",
+        &fails(&output, 1),
+    );
     assert!(has_checkpoint(&world, 8) && !has_checkpoint(&world, 9) && !has_checkpoint(&world, 10));
     // Without the fault the run ends.
     std::fs::remove_dir_all(world.path("run/checkpoints/step-0000000008")).unwrap();
@@ -110,8 +118,14 @@ fn settings_beyond_the_end_of_the_run_cause_warnings() {
     let world = World::new(24);
     let more = ["--set", "optim.length={steps=2}", "--inject-fault", "kill:step=9"];
     let stderr = ok(&world.pretrain("run", &more));
-    assert!(stderr.contains("optim.warmup is 3 steps but the run has only 2"), "{stderr}");
-    assert!(stderr.contains("--inject-fault: step 9 is beyond the end of the run (2 steps"), "{stderr}");
+    check_message(
+        "faults::settings_beyond_the_end_of_the_run_cause_warnings.warmup",
+        &lines_with(&stderr, "optim.warmup"),
+    );
+    check_message(
+        "faults::settings_beyond_the_end_of_the_run_cause_warnings.fault",
+        &lines_with(&stderr, "--inject-fault"),
+    );
 }
 
 /// Models that are too large are rejected at once, with the key or the memory in the message.
@@ -142,8 +156,8 @@ fn a_setting_in_another_unit_replaces_the_first() {
     let more = ["--set", "optim.length.samples=16", "--set", "optim.warmup.percent=50"];
     ok(&world.pretrain("run", &more));
     assert_eq!(metrics(&world.path("run")).len(), 2);
-    let stderr = fails(&world.pretrain("other", &["--set", "optim.lr=1\nseed = 3"]), 2);
-    assert!(stderr.contains("optim.lr: the value must be on one line"), "{stderr}");
+    let output = world.pretrain("other", &["--set", "optim.lr=1\nseed = 3"]);
+    check_message("faults::a_setting_in_another_unit_replaces_the_first", &fails(&output, 2));
 }
 
 #[test]
@@ -151,10 +165,11 @@ fn a_pipe_as_shard_and_an_endless_recipe_are_refused() {
     let world = World::new(24);
     let pipe = world.text("pipe.tar");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let stderr = fails(&world.ocelli(&["shards", "ls", &pipe]), 3);
-    assert!(stderr.contains("not a regular file"), "{stderr}");
+    let output = world.ocelli(&["shards", "ls", &pipe]);
+    check_message("faults::a_pipe_as_shard_and_an_endless_recipe_are_refused.pipe", &fails(&output, 3));
     let zero = ["plan", "--recipe", "/dev/zero"];
-    assert!(fails(&world.ocelli(&zero), 2).contains("not a recipe"));
+    let output = world.ocelli(&zero);
+    check_message("faults::a_pipe_as_shard_and_an_endless_recipe_are_refused.endless", &fails(&output, 2));
 }
 
 /// Control characters in names are escaped, and a cause is printed once.
@@ -179,7 +194,7 @@ fn an_early_signal_reports_no_checkpoint() {
         let pid = child.id().to_string();
         Command::new("kill").args(["-TERM", &pid]).status().unwrap();
         let mut pipe = child.stderr.take().unwrap();
-        let status = child.wait().unwrap();
+        let status = wait_for_end(&mut child);
         let mut stderr = String::new();
         std::io::Read::read_to_string(&mut pipe, &mut stderr).unwrap();
         let has_checkpoint = world.path(&run).join("checkpoints/latest").exists();
@@ -238,15 +253,11 @@ fn a_signal_that_is_ignored_stays_ignored() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let start = Instant::now();
-    while !world.path("run/checkpoints/latest").exists() {
-        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for_checkpoint(&world);
     let pid = child.id().to_string();
     Command::new("kill").args(["-HUP", &pid]).status().unwrap();
     std::thread::sleep(Duration::from_millis(500));
     assert!(child.try_wait().unwrap().is_none(), "it ended by a signal that it was to ignore");
     Command::new("kill").args(["-TERM", &pid]).status().unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(143));
+    assert_eq!(wait_for_end(&mut child).code(), Some(143));
 }

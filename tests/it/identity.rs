@@ -8,6 +8,7 @@ use std::process::Output;
 use pipeline::{Dataset, Storage};
 use proptest::prelude::*;
 
+use crate::messages::{check_message, lines_with};
 use crate::support::{World, fails, json_of, metrics, ok, program};
 
 /// Writes a tar without an index, as other tools do: `images` as `.npy` of `[side, side, 3]` bytes
@@ -156,7 +157,7 @@ fn a_rewritten_tar_has_its_own_features_and_keys() {
     write_npy_tar(&tar, &noise(1, 12, 16), 16);
     let (stderr, third) = embed_with_cache(&world, "e.npy");
     assert_eq!(third, first);
-    assert!(stderr.contains("s.tar has been replaced since"), "{stderr}");
+    check_message("identity::a_rewritten_tar_has_its_own_features_and_keys", &lines_with(&stderr, "s.tar"));
     // Other keys.
     let mut renamed = tar::Builder::new(File::create(&tar).unwrap());
     for number in 0..12 {
@@ -194,13 +195,13 @@ fn a_run_resumes_with_its_images_and_no_others() {
     assert_eq!(before.len(), 6);
     // Other images of the same lengths.
     write_npy_tar(&world.path("noise.tar"), &noise(6, 24, 16), 16);
-    let stderr = fails(&lengthen_run(&world, &world.text("noise.tar"), 8), 2);
-    assert!(stderr.contains("the same keys and lengths, but different bytes"), "{stderr}");
+    let output = lengthen_run(&world, &world.text("noise.tar"), 8);
+    check_message("identity::a_run_resumes_with_its_images_and_no_others.other_bytes", &fails(&output, 2));
     // One image more.
     let more = [&images[..], &noise(7, 1, 16)].concat();
     write_npy_tar(&world.path("noise.tar"), &more, 16);
-    let stderr = fails(&lengthen_run(&world, &world.text("noise.tar"), 8), 2);
-    assert!(stderr.contains("24 samples there, 25 here") && stderr.contains("--init"), "{stderr}");
+    let output = lengthen_run(&world, &world.text("noise.tar"), 8);
+    check_message("identity::a_run_resumes_with_its_images_and_no_others.more", &fails(&output, 2));
     assert_eq!(metrics(&world.path("run")), before);
 }
 
@@ -220,9 +221,11 @@ fn parts_of_other_images_are_refused() {
     ok(&world.ocelli(&first_part));
     write_npy_tar(Path::new(&shard), &noise(2, 12, 16), 16);
     ok(&world.ocelli(&second_part));
-    for args in [join, first_part] {
-        let stderr = fails(&world.ocelli(&args), 2);
-        assert!(stderr.contains("other images"), "{stderr}");
+    for (name, args) in [("join", join), ("part", first_part)] {
+        check_message(
+            &format!("identity::parts_of_other_images_are_refused.{name}"),
+            &fails(&world.ocelli(&args), 2),
+        );
     }
 }
 

@@ -1,8 +1,9 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
-use crate::support::World;
+use crate::support::{World, wait_for, wait_for_end};
 
 /// Writes an executable bash script.
 fn write_script(path: &Path, commands: &str) {
@@ -67,13 +68,11 @@ fn a_signal_reaches_every_rank() {
          while :; do sleep 0.05; done"
     );
     let mut child = node(&world, &program, &[]).stderr(Stdio::null()).spawn().unwrap();
-    let start = std::time::Instant::now();
-    while !(0..3).all(|rank| world.path(&format!("up-{rank}")).exists()) {
-        assert!(start.elapsed().as_secs() < 20, "the ranks do not start");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    wait_for("the start of all ranks", Duration::from_secs(20), || {
+        (0..3).all(|rank| world.path(&format!("up-{rank}")).exists())
+    });
     Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(17));
+    assert_eq!(wait_for_end(&mut child).code(), Some(17));
     assert!((0..3).all(|rank| world.path(&format!("down-{rank}")).exists()), "a rank was left behind");
 }
 

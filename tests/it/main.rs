@@ -68,6 +68,8 @@ mod jpeg;
 mod launchers;
 /// Python libraries on the same networks and images.
 mod libraries;
+/// Messages of the program, compared with those in a file.
+mod messages;
 /// Methods and backbones from shards to an exported backbone.
 mod methods;
 /// Shares of sources and weights of images.

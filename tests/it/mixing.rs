@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 
+use crate::messages::{check_message, lines_with};
 use crate::support::{World, fails, metrics, ok};
 
 /// Runs a tiny pretraining run on `shards`.
@@ -49,8 +50,8 @@ fn sources_are_mixed_by_their_shares() {
     assert!(text.contains("data.mix"), "{text}");
     let text = fails(&pretrain(&world, "unnamed", &[&all], &even), 2);
     assert!(text.contains("few, many") && text.contains("NAME="), "{text}");
-    let text = fails(&pretrain(&world, "missing", &[&many], &even), 2);
-    assert!(text.contains("a source few without shards"), "{text}");
+    let output = pretrain(&world, "missing", &[&many], &even);
+    check_message("mixing::sources_are_mixed_by_their_shares.missing", &fails(&output, 2));
     let text = fails(&pretrain(&world, "shares", &both, &[]), 2);
     assert!(text.contains("--set data.mix.many=0.5"), "{text}");
 }
@@ -72,11 +73,15 @@ fn names_of_sources_hide_no_commands_and_reveal_no_passwords() {
     let recipe = world.text("shared.toml");
     let workdir = world.text("w");
     let refused = world.ocelli(&["pretrain", "--recipe", &recipe, "--workdir", &workdir]);
-    assert!(fails(&refused, 2).contains("names a command"));
+    check_message(
+        "mixing::names_of_sources_hide_no_commands_and_reveal_no_passwords.command",
+        &fails(&refused, 2),
+    );
     assert!(!world.path("ran").exists());
     let name = ["--set", "data.mix={ \"my.web\" = 1.0 }"];
     let text = fails(&pretrain(&world, "x", &["my.web=https://u:secret@h/a.tar"], &name), 2);
-    assert!(text.contains("letters, digits, _ and -") && !text.contains("secret"), "{text}");
+    check_message("mixing::names_of_sources_hide_no_commands_and_reveal_no_passwords.name", &text);
+    assert!(!text.contains("secret"), "{text}");
 }
 
 /// Images are sampled by their weights; images that are not in the list are not sampled; a run does
@@ -90,8 +95,8 @@ fn images_are_sampled_by_their_weights() {
     let args = ["--set", set.as_str()];
     let first = world.pretrain("run", &args);
     ok(&first);
-    let text = String::from_utf8_lossy(&first.stderr);
-    assert!(text.contains("7 of 10 images are not in"), "{text}");
+    let unlisted = lines_with(&String::from_utf8_lossy(&first.stderr), "7 of 10");
+    check_message("mixing::images_are_sampled_by_their_weights", &unlisted);
 
     // The order of the run.
     let dataset = pipeline::Dataset::open(&[world.text("data/train-000000.tar")], &world.storage()).unwrap();
@@ -112,15 +117,17 @@ fn images_are_sampled_by_their_weights() {
     fs::rename(&list, world.path("moved.csv")).unwrap();
     let moved = format!("data.weights={}", world.text("moved.csv"));
     ok(&world.pretrain("run", &["--set", &moved]));
-    for (run, weights, message) in [
-        ("run", "00000001,2\n00000004,3", "different keys, lengths, order or weights"),
-        ("b", "00000001,heavy", "heavy"),
-        ("c", "00000001,-1", "a weight is -1"),
-        ("d", "elsewhere,1", "names none of the images"),
-        ("e", "00000001,0", "no sample of the data set would ever be drawn"),
+    for (run, weights) in [
+        ("run", "00000001,2\n00000004,3"),
+        ("word", "00000001,heavy"),
+        ("negative", "00000001,-1"),
+        ("elsewhere", "elsewhere,1"),
+        ("zero", "00000001,0"),
     ] {
         fs::write(&list, format!("key,weight\n{weights}\n")).unwrap();
-        let text = fails(&world.pretrain(run, &args), 2);
-        assert!(text.contains(message), "{text}");
+        check_message(
+            &format!("mixing::images_are_sampled_by_their_weights.{run}"),
+            &fails(&world.pretrain(run, &args), 2),
+        );
     }
 }

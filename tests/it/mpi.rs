@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use trainer::checkpoint::Checkpoint;
 
-use crate::mpirun::{DEADLINE_S, Ranks, mpirun};
-use crate::support::{World, metrics, ok};
+use crate::messages::{check_message, lines_with};
+use crate::mpirun::{DEADLINE_S, Ranks, mpirun, wait_for_steps};
+use crate::support::{World, metrics, ok, wait_for, wait_for_end};
 
 /// Returns the weights of all networks of a run's newest checkpoint.
 fn weights(workdir: &Path) -> Vec<Vec<f32>> {
@@ -111,11 +112,9 @@ fn a_hanging_rank_is_named_within_the_deadline() {
     let world = World::new(60);
     let ranks = Ranks::new(&world, &[DEADLINE_S]);
     let mut child = ranks.start(3, "run", &["--inject-fault", "hang:rank=2,step=3,phase=backward"]);
-    let start = Instant::now();
-    while !world.path("code-0").exists() || !world.path("code-1").exists() {
-        assert!(start.elapsed() < Duration::from_secs(30), "the other ranks do not end");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    wait_for("the end of the other ranks", Duration::from_secs(30), || {
+        world.path("code-0").exists() && world.path("code-1").exists()
+    });
     for rank in [0, 1] {
         let stderr = ranks.stderr(rank);
         assert_eq!(ranks.code(rank), 134, "{stderr}");
@@ -133,16 +132,11 @@ fn a_signal_on_one_rank_stops_all_at_the_same_step() {
     for (signal, rank) in [("-TERM", 1), ("-USR2", 2)] {
         let workdir = format!("run{signal}");
         let mut child = ranks.start(3, &workdir, &[]);
-        let metrics_path = world.path(&workdir).join("metrics.jsonl");
-        let start = Instant::now();
-        while std::fs::read_to_string(&metrics_path).map_or(0, |text| text.lines().count()) < 5 {
-            assert!(start.elapsed() < Duration::from_secs(60), "the run makes no progress");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_for_steps(&world.path(&workdir), 5);
         let beat = world.path(&workdir).join(format!("heartbeats/rank-{rank:05}.json"));
         let beat: serde_json::Value = serde_json::from_slice(&std::fs::read(beat).unwrap()).unwrap();
         Command::new("kill").args([signal, &beat["pid"].to_string()]).status().unwrap();
-        child.wait().unwrap();
+        wait_for_end(&mut child);
         for rank in 0..3 {
             assert_eq!(ranks.code(rank), 143, "{signal}: {}", ranks.stderr(rank));
         }
@@ -167,10 +161,9 @@ fn a_nan_on_one_rank_is_skipped_and_three_roll_back() {
     }
     let ranks = Ranks::new(&world, &[]);
     ok(&ranks.run(2, "three", &["--inject-fault", "nan:rank=1,step=5,steps=3"]));
-    assert!(
-        ranks.stderr(0).contains("returning to step 4 and skipping the batches up to 7"),
-        "{}",
-        ranks.stderr(0)
+    check_message(
+        "mpi::a_nan_on_one_rank_is_skipped_and_three_roll_back",
+        &lines_with(&ranks.stderr(0), "up to 7"),
     );
     let manifest = Checkpoint::open(&world.path("three")).unwrap().manifest;
     assert_eq!((manifest.step, manifest.skipped_batches), (12, 4));
@@ -188,7 +181,7 @@ fn ranks_that_cannot_start_end_all() {
     let ranks = Ranks::new(&world, &["optim.batch_size=8", "optim.micro_batches=0"]);
     ranks.run(3, "uneven", &[]);
     assert!((0..3).all(|rank| ranks.code(rank) == 2), "{}", ranks.stderr(0));
-    assert!(ranks.stderr(1).contains("does not divide"), "{}", ranks.stderr(1));
+    check_message("mpi::ranks_that_cannot_start_end_all", &ranks.stderr(1));
     let script = "if [ $OMPI_COMM_WORLD_RANK = 1 ]; then x='--set optim.lr=0.5'; fi; exec \"$@\" $x";
     let mut args: Vec<String> = vec!["-c".into(), script.into(), "bash".into()];
     args.push(env!("CARGO_BIN_EXE_ocelli-under-test").into());
@@ -221,7 +214,7 @@ fn a_probe_that_fails_ends_all_with_a_checkpoint() {
     ranks.run(2, "run", &["--probe-train", broken, "--probe-test", broken]);
     assert_eq!((ranks.code(0), ranks.code(1)), (3, 3), "{}\n{}", ranks.stderr(0), ranks.stderr(1));
     assert!(ranks.stderr(0).contains("probe"), "{}", ranks.stderr(0));
-    assert!(ranks.stderr(1).contains("1 of the other ranks cannot continue"), "{}", ranks.stderr(1));
+    check_message("mpi::a_probe_that_fails_ends_all_with_a_checkpoint", &ranks.stderr(1));
     // The probe follows step 3; the ranks vote in the step after it.
     assert_eq!(Checkpoint::open(&world.path("run")).unwrap().manifest.step, 4);
 }
@@ -329,7 +322,7 @@ fn divide_prototypes(small: &[&str], large: &[&str]) {
 
     // A run resumes with another size of groups, and reports that.
     let stderr = String::from_utf8(ranks.run(2, "two", &[]).stderr).unwrap() + &ranks.stderr(0);
-    assert!(stderr.contains("started with method.prototype_group 2 and continues with 1"), "{stderr}");
+    check_message("mpi::divide_prototypes", &lines_with(&stderr, "method.prototype_group 2"));
 
     let whole = bench_shard(&world, &[large, &["method.prototype_group=1"]].concat());
     let parts = bench_shard(&world, &[large, &["method.prototype_group=4"]].concat());
@@ -397,8 +390,7 @@ fn ranks_gather_parts_of_units() {
 
     // A run resumes with another bound, and reports that.
     let stderr = String::from_utf8(ranks.run(4, "four", &[]).stderr).unwrap() + &ranks.stderr(0);
-    let message = "started with run.max_unit_parameters 20000 and continues with none";
-    assert!(stderr.contains(message), "{stderr}");
+    check_message("mpi::ranks_gather_parts_of_units", &lines_with(&stderr, "run.max_unit_parameters 20000"));
     ranks.run(2, "small", &["--set", "run.max_unit_parameters=9"]);
     let stderr = ranks.stderr(0);
     assert!(stderr.contains("run.max_unit_parameters 9: unit"), "{stderr}");

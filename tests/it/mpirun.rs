@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::World;
+use crate::support::{World, wait_for};
 
 /// Deadline of collectives, in seconds, in tests that wait for it.
 pub(crate) const DEADLINE_S: &str = "run.deadline_s=4";
@@ -61,12 +61,14 @@ impl<'w> Ranks<'w> {
         command.stdout(File::create(&stdout).unwrap()).stderr(File::create(&stderr).unwrap());
         let mut child = command.spawn().unwrap();
         // Open MPI 4.1's mpirun sometimes keeps running after all of its ranks have ended with
-        // errors.
-        let mut n_polls_after_end = 0;
-        while n_polls_after_end < 100 && child.try_wait().unwrap().is_none() {
-            std::thread::sleep(Duration::from_millis(50));
-            n_polls_after_end += u32::from((0..n).all(|rank| self.code_path(rank).exists()));
-        }
+        // errors: it has five seconds.
+        let mut end: Option<Instant> = None;
+        wait_for("the end of mpirun or of its ranks", Duration::from_secs(300), || {
+            if end.is_none() && (0..n).all(|rank| self.code_path(rank).exists()) {
+                end = Some(Instant::now());
+            }
+            child.try_wait().unwrap().is_some() || end.is_some_and(|end| end.elapsed().as_secs() >= 5)
+        });
         let _ = child.kill();
         let status = child.wait().unwrap();
         Output { status, stdout: fs::read(stdout).unwrap(), stderr: fs::read(stderr).unwrap() }
@@ -99,9 +101,6 @@ pub(crate) fn n_rows(workdir: &Path) -> usize {
 
 /// Waits until the run in `workdir` has written `n` rows of metrics.
 pub(crate) fn wait_for_steps(workdir: &Path, n: usize) {
-    let start = Instant::now();
-    while n_rows(workdir) < n {
-        assert!(start.elapsed() < Duration::from_secs(60), "{} makes no progress", workdir.display());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let what = format!("{n} steps in {}", workdir.display());
+    wait_for(&what, Duration::from_secs(60), || n_rows(workdir) >= n);
 }

@@ -5,6 +5,7 @@ use std::process::Output;
 use pipeline::Shard;
 use serde_json::Value;
 
+use crate::messages::check_message;
 use crate::servers::{Faults, WebServer};
 use crate::support::{World, fails, ok};
 
@@ -114,7 +115,8 @@ fn an_interrupted_pack_resumes_and_failures_can_be_retried() {
     assert_eq!(server.names_after(n_requests).len(), 8);
     assert_eq!(summary["failed_in_all"], 3);
     assert_eq!(contents(&world.path("out")), expected);
-    assert!(fails(&pack(&world, &list, "out", &["--seed", "1"]), 2).contains("another job"));
+    let output = pack(&world, &list, "out", &["--seed", "1"]);
+    check_message("pack_urls::an_interrupted_pack_resumes_and_failures_can_be_retried", &fails(&output, 2));
 
     // All failures have kind 1. It keeps its number if the retry gets the list of classes, as the
     // program recommends.
@@ -146,11 +148,10 @@ fn images_whose_owners_opt_out_are_skipped() {
 fn lists_without_urls_are_refused() {
     let world = World::new(1);
     fs::write(world.path("paths.csv"), "path\na.jpg\n").unwrap();
-    assert!(
-        fails(&pack(&world, &world.text("paths.csv"), "out", &[]), 2)
-            .contains("none of the columns url, image_url")
-    );
-    assert!(fails(&pack(&world, &world.text("data"), "out", &[]), 2).contains("list of URLs"));
+    let output = pack(&world, &world.text("paths.csv"), "out", &[]);
+    check_message("pack_urls::lists_without_urls_are_refused.columns", &fails(&output, 2));
+    let output = pack(&world, &world.text("data"), "out", &[]);
+    check_message("pack_urls::lists_without_urls_are_refused.folder", &fails(&output, 2));
     fs::write(world.path("odd.txt"), "file:///etc/passwd\ns3://bucket/a.jpg\nnot a url\n").unwrap();
     let output = pack(&world, &world.text("odd.txt"), "odd", &[]);
     assert_eq!(output.status.code(), Some(3));

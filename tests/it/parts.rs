@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use crate::messages::{check_message, lines_with};
 use crate::servers::{Faults, WebServer};
 use crate::support::{World, fails, json_of, ok};
 
@@ -17,8 +18,7 @@ pub(crate) fn in_parts(world: &World, args: &[&str]) -> Output {
     let join = [args, &["--join", &n]].concat();
     for part in [2, 1, 3] {
         // Parts may run in any order, and the error of an early join names the missing ones.
-        let missing = fails(&world.ocelli(&join), 2);
-        assert!(missing.contains("part(s) are missing") && missing.contains("--part"), "{missing}");
+        check_message(&format!("parts::in_parts.before_{part}"), &fails(&world.ocelli(&join), 2));
         ok(&world.ocelli(&[args, &["--part", &format!("{part}/{N}")]].concat()));
     }
     let joined = world.ocelli(&join);
@@ -99,21 +99,23 @@ fn folders_are_packed_in_parts() {
     // A part whose shard was removed, as if the job had been stopped, writes that one; other
     // divisions are other jobs.
     fs::remove_file(world.path("parts-samples-per-shard/train-000001.tar")).unwrap();
-    let stderr = fails(&pack(&world, &images, &["--join", "3"]), 2);
-    assert!(stderr.contains("1 part(s) are missing: run --part 1/3 first"), "{stderr}");
+    let output = pack(&world, &images, &["--join", "3"]);
+    check_message("parts::folders_are_packed_in_parts.missing", &fails(&output, 2));
     let output = pack(&world, &images, &["--part", "1/3"]);
     ok(&output);
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 of them already done"), "{output:?}");
     ok(&pack(&world, &images, &["--join", "3"]));
     assert_same(&world.path("whole-samples-per-shard"), &world.path("parts-samples-per-shard"));
-    for more in [&["--part", "1/4"][..], &["--join", "2"], &[]] {
-        assert!(fails(&pack(&world, &images, more), 2).contains("belong to another job"), "{more:?}");
+    for (work, more) in [("part", &["--part", "1/4"][..]), ("join", &["--join", "2"]), ("whole", &[])] {
+        let name = format!("parts::folders_are_packed_in_parts.other_job.{work}");
+        check_message(&name, &fails(&pack(&world, &images, more), 2));
     }
     // An image has changed since.
     let changed = world.path("images/emu").join(first_name(&world.path("images/emu")));
     let bytes = fs::read(&changed).unwrap();
     fs::write(&changed, [&bytes[..], &[0; 600]].concat()).unwrap();
-    assert!(fails(&pack(&world, &images, &["--part", "1/3"]), 2).contains("belong to another job"));
+    let output = pack(&world, &images, &["--part", "1/3"]);
+    check_message("parts::folders_are_packed_in_parts.changed", &fails(&output, 2));
     fs::write(&changed, &bytes).unwrap();
     ok(&pack(&world, &images, &["--part", "1/3"]));
     for bad in ["0/3", "4/3", "3", "a/b"] {
@@ -139,7 +141,8 @@ fn urls_are_packed_in_parts() {
     assert_same(&world.path("whole"), &world.path("parts"));
     for work in [["--part", "1/3"], ["--join", "3"]] {
         let overwrites = [&args[..], &[&parts, "--overwrite"], &work].concat();
-        assert!(fails(&world.ocelli(&overwrites), 2).contains("delete the results of parts"));
+        let name = format!("parts::urls_are_packed_in_parts.{}", work[0]);
+        check_message(&name, &fails(&world.ocelli(&overwrites), 2));
     }
 }
 
@@ -190,21 +193,20 @@ fn stats_verify_and_dedup_run_in_parts() {
         assert_eq!(joined, expected, "{verb}");
         assert_eq!(joined["bad"], 1, "{verb}");
         // A repeated part reports that it is done; a part of other shards is refused.
+        let name = format!("parts::stats_verify_and_dedup_run_in_parts.{verb}");
         let repeated = ok(&world.ocelli(&[&in_folder[..], &["--part", "2/3"]].concat()));
-        assert!(
-            repeated.contains("part 2/3 is already done") && repeated.contains("remove the file"),
-            "{repeated}"
-        );
+        check_message(&format!("{name}.done"), &lines_with(&repeated, "2/3"));
         let others = ["shards", verb, &world.text("data"), "--out", &parts, "--part", "2/3"];
-        assert!(fails(&world.ocelli(&others), 2).contains("belongs to another job"));
+        check_message(&format!("{name}.other_job"), &fails(&world.ocelli(&others), 2));
         assert!(fails(&world.ocelli(&in_folder), 2).contains("--part K/N"));
-        assert!(fails(&world.ocelli(&[&args[..], &["--part", "1/2"]].concat()), 2).contains("need --out"));
+        let without_folder = world.ocelli(&[&args[..], &["--part", "1/2"]].concat());
+        check_message(&format!("{name}.no_folder"), &fails(&without_folder, 2));
         // A shard that has changed since is an error.
         let tar = world.path("shards/train-000001.tar");
         fs::write(&tar, fs::read(&tar).unwrap()).unwrap();
         for work in [["--part", "2/3"], ["--join", "3"]] {
-            let stderr = fails(&world.ocelli(&[&in_folder[..], &work].concat()), 2);
-            assert!(stderr.contains("its inputs have changed since"), "{stderr}");
+            let output = world.ocelli(&[&in_folder[..], &work].concat());
+            check_message(&format!("{name}.changed.{}", work[0]), &fails(&output, 2));
         }
     }
     let single = world.text("unique");
@@ -222,8 +224,8 @@ fn stats_verify_and_dedup_run_in_parts() {
     ];
     ok(&world.ocelli(&[&args[..], &[&single]].concat()));
     // A join before the parts, with another number of them, does not fix the number of parts.
-    let early = fails(&world.ocelli(&[&args[..], &[&parts, "--join", "4"]].concat()), 2);
-    assert!(early.contains("4 part(s) are missing"), "{early}");
+    let output = world.ocelli(&[&args[..], &[&parts, "--join", "4"]].concat());
+    check_message("parts::stats_verify_and_dedup_run_in_parts.early", &fails(&output, 2));
     in_parts(&world, &[&args[..], &[&parts]].concat());
     assert_same(&world.path("unique"), &world.path("unique-parts"));
     assert!(fs::read_to_string(world.path("unique/copies.jsonl")).unwrap().lines().count() > 40);
@@ -260,16 +262,12 @@ fn features_are_computed_in_parts() {
         assert_eq!(joined["undecodable"], 1);
         let repeated = embed(&world, &shards, &parts, &["--part", "2/3"]);
         assert!(String::from_utf8_lossy(&repeated.stdout).contains("already exists"), "{repeated:?}");
-        assert!(
-            fails(&embed(&world, &shards, &parts, &["--part", "2/3", "--levels", "2"]), 2)
-                .contains("another kind")
-        );
+        let output = embed(&world, &shards, &parts, &["--part", "2/3", "--levels", "2"]);
+        check_message(&format!("parts::features_are_computed_in_parts.{extension}"), &fails(&output, 2));
         let locks = files(&world.path("parts"), |name| name.ends_with(".lock"));
         assert!(locks.is_empty(), "{:?}", locks.keys());
-        assert!(
-            fails(&embed(&world, &shards, &parts, &["--join", "3", "--overwrite", "--average"]), 2)
-                .contains("another kind")
-        );
+        let output = embed(&world, &shards, &parts, &["--join", "3", "--overwrite", "--average"]);
+        check_message(&format!("parts::features_are_computed_in_parts.{extension}.join"), &fails(&output, 2));
     }
 }
 
@@ -291,7 +289,8 @@ fn an_array_of_jobs_computes_all_parts() {
     for part in ["1", "2"] {
         ok(&run_script(&[("SLURM_ARRAY_TASK_ID", part), ("SLURM_ARRAY_TASK_COUNT", "3")], &args));
     }
-    assert!(fails(&run_script(&[("JOIN", "3")], &args), 2).contains("run --part 3/3 first"));
+    let output = run_script(&[("JOIN", "3")], &args);
+    check_message("parts::an_array_of_jobs_computes_all_parts", &fails(&output, 2));
     ok(&run_script(&[("SLURM_ARRAY_TASK_ID", "3"), ("SLURM_ARRAY_TASK_COUNT", "1"), ("PARTS", "3")], &args));
     let joined = run_script(&[("JOIN", "3")], &args);
     ok(&joined);
@@ -325,16 +324,15 @@ fn parts_run_concurrently() {
     for child in children {
         let output = child.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success() || stderr.contains("another job is writing"), "{stderr}");
+        let is_busy = output.status.code() == Some(2) && stderr.contains(&parts);
+        assert!(output.status.success() || is_busy, "{stderr}");
     }
     ok(&world.ocelli(&[&args[..], &[&parts, "--join", "4"]].concat()));
     assert_same(&world.path("whole"), &world.path("parts"));
     // A join before all parts leaves no job file.
     let stderr = fails(&world.ocelli(&[&args[..], &[&world.text("empty"), "--join", "4"]].concat()), 2);
-    assert!(
-        stderr.contains("4 part(s) are missing") && !world.path("empty/train.job.json").exists(),
-        "{stderr}"
-    );
+    check_message("parts::parts_run_concurrently", &stderr);
+    assert!(!world.path("empty/train.job.json").exists());
     // A job that was stopped before its first shard does not bind the next one.
     fs::create_dir(world.path("begun")).unwrap();
     fs::copy(world.path("parts/train.job.json"), world.path("begun/train.job.json")).unwrap();

@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use crate::messages::check_message;
 use crate::support::{fails, ok, program};
 
 fn plan(args: &[&str]) -> std::process::Output {
@@ -79,22 +80,22 @@ fn steps_and_time_of_a_run_are_planned() {
 #[test]
 fn a_plan_without_enough_memory_is_refused_with_a_remedy() {
     let output = plan(&["--preset", "vit-7b", "--ranks", "2", "--memory-gb", "40", "--rank-batch", "2"]);
-    let stderr = fails(&output, 2);
-    assert!(stderr.contains("nothing fits into 40.0 GB"), "{stderr}");
-    assert!(stderr.contains("ranks would") && !stderr.contains("tensor parallelism"), "{stderr}");
+    check_message(
+        "plan::a_plan_without_enough_memory_is_refused_with_a_remedy.more_ranks",
+        &fails(&output, 2),
+    );
     // One residual branch of 1.84 billion parameters is gathered on every rank, for any number of
     // ranks.
     let output = plan(&["--preset", "seer-rg10b", "--ranks", "496", "--memory-gb", "4", "--rank-batch", "1"]);
-    let stderr = fails(&output, 2);
-    assert!(
-        stderr.contains("No number of ranks is enough") && stderr.contains("tensor parallelism"),
-        "{stderr}"
+    check_message(
+        "plan::a_plan_without_enough_memory_is_refused_with_a_remedy.no_number",
+        &fails(&output, 2),
     );
     for bad in [&["--preset", "vit-x"][..], &["--ranks", "0"], &["--tflops", "0"], &["--group", "0"]] {
         fails(&plan(bad), 2);
     }
-    let stderr = fails(&plan(&["--node-short-us=-1"]), 2);
-    assert!(stderr.contains("--node-short-us must be finite and not negative, not -1"), "{stderr}");
+    let output = plan(&["--node-short-us=-1"]);
+    check_message("plan::a_plan_without_enough_memory_is_refused_with_a_remedy.negative", &fails(&output, 2));
 }
 
 #[test]
@@ -124,7 +125,7 @@ fn ranks_without_an_engine_are_refused() {
     let stderr = launch_error(folder.path(), &[("JOB_COMPLETION_INDEX", "1")]);
     assert!(stderr.contains("WORLD_SIZE"), "{stderr}");
     let stderr = launch_error(folder.path(), &[("RANK", "2"), ("WORLD_SIZE", "2")]);
-    assert!(stderr.contains("counted from 0"), "{stderr}");
+    check_message("plan::ranks_without_an_engine_are_refused", &stderr);
 }
 
 /// Returns the peak of a step of `recipe` on one rank, and the planned one, in bytes.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::libraries::python;
-use crate::support::{World, metrics, ok, program};
+use crate::support::{World, metrics, ok, program, wait_for, wait_for_end};
 
 /// A folder with the module `ocelli`, as the wheel has it.
 pub(crate) struct Module {
@@ -114,19 +114,14 @@ fn an_interrupt_in_python_saves_a_checkpoint_and_raises_keyboard_interrupt() {
     );
     let mut child =
         module.command(&world, &code).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let started = Instant::now();
     let metrics = world.path("run/metrics.jsonl");
-    while std::fs::metadata(&metrics).map_or(0, |file| file.len()) == 0 {
+    wait_for("the first step", Duration::from_secs(120), || {
         assert!(child.try_wait().unwrap().is_none(), "Python ended before the first step");
-        assert!(started.elapsed() < Duration::from_secs(120), "no step in two minutes");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        std::fs::metadata(&metrics).is_ok_and(|file| file.len() > 0)
+    });
     let sent = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(sent.success());
-    while child.try_wait().unwrap().is_none() {
-        assert!(started.elapsed() < Duration::from_secs(240), "Python does not end after an interrupt");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    wait_for_end(&mut child);
     let output = child.wait_with_output().unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
     assert_eq!(stdout, "interrupted\n1\n", "{}", String::from_utf8_lossy(&output.stderr));

@@ -12,7 +12,7 @@ use trainer::bench::shard::rank_share;
 use trainer::checkpoint::{Saver, resume};
 use trainer::recipe::plan::RankResources;
 use trainer::step::Trainer;
-use trainer::{Plan, Recipe};
+use trainer::{Plan, Recipe, TrainError};
 
 use crate::support::TINY;
 
@@ -368,14 +368,15 @@ fn all_ranks_load_the_previous_checkpoint_if_one_cannot_read_its_file() {
     let loaded = on_ranks(&four, |mut trainer| (load(&mut trainer, path), trainer.state.step));
     for ((loaded_step, warnings), step) in loaded {
         assert_eq!((loaded_step, step), (Some(1), 1));
-        assert!(warnings[0].contains("rank 2: the checksum of rank-00002"), "{warnings:?}");
+        assert!(warnings[0].contains("rank 2: ") && warnings[0].contains("rank-00002"), "{warnings:?}");
     }
     // A checkpoint without one of its files cannot be loaded either.
     std::fs::remove_file(path.join("step-0000000001/rank-00003.safetensors")).unwrap();
     let errors = on_ranks(&four, |mut trainer| {
-        resume(path, u64::MAX, &mut trainer.state, &trainer.comm, &Device::flex(), &mut |_| {})
-            .unwrap_err()
-            .to_string()
+        resume(path, u64::MAX, &mut trainer.state, &trainer.comm, &Device::flex(), &mut |_| {}).unwrap_err()
     });
-    assert!(errors.iter().all(|error| error.contains("rank 3: rank-00003")), "{errors:?}");
+    for error in errors {
+        let TrainError::CheckpointRead { reason, .. } = &error else { panic!("{error}") };
+        assert!(reason.contains("rank 3: rank-00003"), "{error}");
+    }
 }

@@ -2,12 +2,13 @@
 //! there is one.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::browser::{browser, check_page};
-use crate::support::{World, fails, json_of, ok};
+use crate::messages::{check_message, lines_with};
+use crate::support::{World, fails, json_of, ok, wait_for};
 
 /// Returns the data within a page.
 fn page_data(page: &str) -> Value {
@@ -103,8 +104,8 @@ fn a_page_shows_a_run_without_other_files() {
 
     ok(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]));
     fs::write(&path, "a letter").unwrap();
-    let stderr = fails(&world.ocelli(&["report", &world.text("run"), "--no-pictures"]), 2);
-    assert!(stderr.contains("is not an Ocelli report"), "{stderr}");
+    let output = world.ocelli(&["report", &world.text("run"), "--no-pictures"]);
+    check_message("report::a_page_shows_a_run_without_other_files", &fails(&output, 2));
     assert_eq!(fs::read_to_string(&path).unwrap(), "a letter");
 }
 
@@ -117,12 +118,15 @@ fn missing_files_are_reported_and_the_rest_is_shown() {
     let metrics = fs::read_to_string(world.path("run/metrics.jsonl")).unwrap();
     fs::write(world.path("run/metrics.jsonl"), &metrics[..metrics.len() - 30]).unwrap();
     let stderr = ok(&world.ocelli(&["report", &world.text("run")]));
-    assert!(stderr.contains("no pictures"), "{stderr}");
+    check_message(
+        "report::missing_files_are_reported_and_the_rest_is_shown.pictures",
+        &lines_with(&stderr, "warning:"),
+    );
     let data = page_data(&fs::read_to_string(world.path("run/report.html")).unwrap());
     assert_eq!(data["runs"][0]["series"]["train/loss"].as_array().unwrap().len(), 11);
     assert!(data["runs"][0]["no_gallery"].as_str().unwrap().contains("--images"), "{stderr}");
-    let stderr = fails(&world.ocelli(&["report", &world.text("nowhere")]), 2);
-    assert!(stderr.contains("no run in"), "{stderr}");
+    let output = world.ocelli(&["report", &world.text("nowhere")]);
+    check_message("report::missing_files_are_reported_and_the_rest_is_shown.nowhere", &fails(&output, 2));
 }
 
 /// Row of the run whose folder ends with `name`.
@@ -140,15 +144,11 @@ fn runs_are_listed_with_their_states() {
     fs::create_dir(world.path("runs/foreign")).unwrap();
     fs::write(world.path("runs/foreign/plan.toml"), "from = 'elsewhere'\n").unwrap();
     // A run counts as running for some seconds after its last heartbeat.
-    let deadline = Instant::now() + Duration::from_secs(30);
-    let rows = loop {
-        let output = world.ocelli(&["runs", &world.text("runs"), "--json"]);
-        let is_running = String::from_utf8_lossy(&output.stdout).contains("running");
-        if !is_running || Instant::now() >= deadline {
-            break json_of(&output);
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    };
+    let mut rows = Value::Null;
+    wait_for("the end of the killed run", Duration::from_secs(30), || {
+        rows = json_of(&world.ocelli(&["runs", &world.text("runs"), "--json"]));
+        !rows.to_string().contains("running")
+    });
     assert_eq!(rows.as_array().unwrap().len(), 4);
     assert_eq!(find_run(&rows, "whole")["state"], "finished");
     let other = find_run(&rows, "deep/other");
@@ -161,12 +161,12 @@ fn runs_are_listed_with_their_states() {
     assert!(find_run(&rows, "foreign")["error"].as_str().unwrap().contains("cannot read it"));
     let output = world.ocelli(&["runs", &world.text("runs")]);
     let stderr = ok(&output);
-    assert!(stderr.contains("foreign") && stderr.contains("cannot read it"), "{stderr}");
+    check_message("report::runs_are_listed_with_their_states.foreign", &lines_with(&stderr, "foreign"));
     let table = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(table.lines().next().unwrap().starts_with("run "), "{table}");
     assert!(table.contains("deep/other") && table.contains("12/12"), "{table}");
-    let stderr = fails(&world.ocelli(&["runs", &world.text("data")]), 2);
-    assert!(stderr.contains("no run in"), "{stderr}");
+    let output = world.ocelli(&["runs", &world.text("data")]);
+    check_message("report::runs_are_listed_with_their_states.none", &fails(&output, 2));
 }
 
 /// Left out if there is no browser; `.ci/run` installs one.

@@ -1,18 +1,17 @@
 use std::io::BufRead;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::support::{World, fails, metrics, ok};
+use crate::messages::{check_message, lines_with};
+use crate::support::{World, fails, metrics, ok, wait_for, wait_for_end};
 
 /// Waits until a run has logged `n_rows` rows.
 fn wait_for_rows(workdir: &Path, n_rows: usize) {
     let path = workdir.join("metrics.jsonl");
-    let start = Instant::now();
-    while std::fs::read_to_string(&path).map_or(0, |text| text.lines().count()) < n_rows {
-        assert!(start.elapsed() < Duration::from_secs(120), "the run makes no progress");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for("steps of the run", Duration::from_secs(120), || {
+        std::fs::read_to_string(&path).map_or(0, |text| text.lines().count()) >= n_rows
+    });
 }
 
 fn send_signal(pid: &str, signal: &str) {
@@ -31,7 +30,7 @@ fn interrupt(world: &World, workdir: &str, signal: &str, n_rows: usize) -> Optio
         .unwrap();
     wait_for_rows(&world.path(workdir), n_rows);
     send_signal(&child.id().to_string(), signal);
-    child.wait().unwrap().code()
+    wait_for_end(&mut child).code()
 }
 
 #[test]
@@ -101,10 +100,10 @@ fn interrupts_are_confirmed_during_a_step() {
     let mut lines = lines.map_while(Result::ok);
     wait_for_rows(&world.path("run"), 3);
     send_signal(&pid, "-INT");
-    let answer = lines.find(|line| line.contains("finishing step"));
-    assert!(answer.is_some_and(|line| line.contains("finishing step 4 and at most one more")));
+    let answer = lines.find(|line| line.contains("step 4")).unwrap_or_default();
+    check_message("resume::interrupts_are_confirmed_during_a_step.first", &answer);
     send_signal(&pid, "-INT");
-    assert!(lines.any(|line| line.contains("stopped without saving")));
+    check_message("resume::interrupts_are_confirmed_during_a_step.second", &lines.last().unwrap_or_default());
     assert_eq!(child.wait().unwrap().code(), Some(130));
     timeout.thread().unpark();
     // The process has ended, so that `kill` fails.
@@ -123,7 +122,8 @@ fn a_damaged_checkpoint_is_skipped() {
     bytes[middle] ^= 1;
     std::fs::write(&newest, bytes).unwrap();
     let stderr = ok(&world.pretrain("run", &[]));
-    assert!(stderr.contains("checksum") && stderr.contains("resuming at step 8"), "{stderr}");
+    check_message("resume::a_damaged_checkpoint_is_skipped.damaged", &lines_with(&stderr, "rank-00000"));
+    check_message("resume::a_damaged_checkpoint_is_skipped.resumed", &lines_with(&stderr, "step 8 of 12"));
     assert_eq!(metrics(&world.path("run")), expected_rows);
 }
 
@@ -145,10 +145,10 @@ fn a_changed_manifest_is_refused() {
         std::fs::write(&manifest, text.replacen(from, to, 1)).unwrap();
         let checkpoint = world.text("run/checkpoints/step-0000000012");
         let out = world.text("x.safetensors");
-        let stderr = fails(&world.ocelli(&["export", "--checkpoint", &checkpoint, "--out", &out]), 3);
-        assert!(stderr.contains("manifest.json has been changed"), "{stderr}");
+        let output = world.ocelli(&["export", "--checkpoint", &checkpoint, "--out", &out]);
+        check_message("resume::a_changed_manifest_is_refused", &fails(&output, 3));
     }
     let stderr = ok(&world.pretrain("run", &[]));
-    assert!(stderr.contains("resuming at step 8 of 12"), "{stderr}");
+    check_message("resume::a_changed_manifest_is_refused.resumed", &lines_with(&stderr, "step 8 of 12"));
     assert_eq!(metrics(&world.path("run")), expected);
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use crate::curate::npy;
-use crate::support::{World, left_out, ok};
+use crate::support::{World, left_out, ok, wait_for};
 
 /// Steps of a run, enough to disturb it several times.
 const STEPS: usize = 240;
@@ -112,11 +112,8 @@ fn losses(workdir: &Path) -> Vec<f64> {
 
 /// Waits until the run in `workdir` has taken `n_steps` steps.
 fn wait_for_steps(world: &World, workdir: &str, n_steps: usize) {
-    let start = Instant::now();
-    while losses(&world.path(workdir)).len() < n_steps {
-        assert!(start.elapsed() < Duration::from_secs(300), "{workdir} does not get on");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let what = format!("{n_steps} steps in {workdir}");
+    wait_for(&what, Duration::from_secs(300), || losses(&world.path(workdir)).len() >= n_steps);
 }
 
 /// After requeuing, preemption, the loss of a node and the end of its time limit, a run has the
@@ -256,11 +253,8 @@ fn curate_again(world: &World, cluster: &Cluster) {
     // All ranks share this machine's cores.
     let environment = [("OMPI_MCA_mpi_yield_when_idle", "1".to_string())];
     let job = cluster.submit("curate.sbatch", &flags, &args, &environment);
-    let start = Instant::now();
-    while !world.path("again/clusters.part.safetensors").exists() {
-        assert!(start.elapsed() < Duration::from_secs(300), "no centers were saved");
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    let centers = world.path("again/clusters.part.safetensors");
+    wait_for("saved centers", Duration::from_secs(300), || centers.exists());
     cluster.stdout("scontrol", &["requeue", &job]);
     cluster.wait();
     let log = std::fs::read_to_string(world.path(&format!("curate-{job}.log"))).unwrap();

@@ -23,7 +23,7 @@ use crate::methods::{self, LEJEPA, RESNET, SIMCLR, SWAV, VIT};
 use crate::mpirun::{Ranks, mpirun, n_rows};
 use crate::nodes::Nodes;
 use crate::stages::FIRST;
-use crate::support::{TINY, World, metrics, ok};
+use crate::support::{TINY, World, metrics, ok, wait_for};
 
 /// Steps of a run.
 const STEPS: usize = 200;
@@ -246,11 +246,9 @@ fn others_have_ended(attempt: &Attempt, rank: usize) -> bool {
 /// Waits until the run has taken two more steps or has ended.
 fn wait_for_two_steps(attempt: &Attempt, workdir: &Path) {
     let before = n_rows(workdir);
-    let start = Instant::now();
-    while n_rows(workdir) < before + 2 && !attempt.has_ended() {
-        assert!(start.elapsed() < Duration::from_secs(40), "the run does not continue");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for("two more steps", Duration::from_secs(40), || {
+        n_rows(workdir) >= before + 2 || attempt.has_ended()
+    });
 }
 
 /// Returns the metrics without times and without the columns of single ranks.

@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use crate::messages::check_message;
 use crate::support::{World, fails, ok};
 
 /// First stage, small.
@@ -150,10 +151,11 @@ fn each_stage_starts_from_the_previous_one() {
     ]));
 }
 
-/// Runs `pretrain` with a recipe that is refused, before anything is written, with `message`.
-fn assert_refused(world: &World, recipe: &str, more: &[&str], message: &str) {
-    let error = fails(&pretrain(world, recipe, "b", more), 2);
-    assert!(error.contains(message), "{more:?}: {error}");
+/// Runs `pretrain` with a recipe that is refused, before anything is written, with the message of
+/// the case `name`.
+fn assert_refused(world: &World, name: &str, recipe: &str, more: &[&str]) {
+    let name = format!("stages::heads_that_do_not_fit_are_refused.{name}");
+    check_message(&name, &fails(&pretrain(world, recipe, "b", more), 2));
     assert!(!world.path("b").exists(), "{more:?}");
 }
 
@@ -166,40 +168,20 @@ fn heads_that_do_not_fit_are_refused() {
     let file = world.text("first.pth");
     ok(&world.ocelli(&["export", "--checkpoint", &first, "--out", &file, "--format", "dinov3"]));
     let heads = ["--set", "init.heads=true", "--init"];
-    assert_refused(
-        &world,
-        FIRST,
-        &[&heads[..], &[&file]].concat(),
-        "only runs and checkpoints of ocelli have heads",
-    );
-    assert_refused(&world, FIRST, &["--set", "init.heads=true"], "give --init RUN");
+    assert_refused(&world, "backbone", FIRST, &[&heads[..], &[&file]].concat());
+    assert_refused(&world, "no_run", FIRST, &["--set", "init.heads=true"]);
     let other = ["--set", "method.prototypes=40"];
-    assert_refused(&world, FIRST, &[&heads[..], &[&first], &other].concat(), "head.last_layer.weight");
-    assert_refused(&world, &student(&file), &[], "method.teacher.weights");
+    assert_refused(&world, "other_sizes", FIRST, &[&heads[..], &[&first], &other].concat());
+    assert_refused(&world, "teacher", &student(&file), &[]);
     let coarse = student(&first).replace("patch_px = 4", "patch_px = 8");
-    assert_refused(&world, &coarse, &[], "the teacher's patches are 4 px and the model's 8");
-    assert_refused(
-        &world,
-        FIRST,
-        &["--set", "views.mix=[{share=1.0,sizes_px=[16]}]"],
-        "views.mix[0].sizes_px",
-    );
-    assert_refused(
-        &world,
-        FIRST,
-        &["--set", "views.mix=[{share=1.0,sizes_px=[18,8]}]"],
-        "18 px is not a multiple",
-    );
-    assert_refused(&world, FIRST, &["--set", "views.gram_px=24"], "views.gram_px: repeats");
+    assert_refused(&world, "patches", &coarse, &[]);
+    assert_refused(&world, "one_size", FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[16]}]"]);
+    assert_refused(&world, "size", FIRST, &["--set", "views.mix=[{share=1.0,sizes_px=[18,8]}]"]);
+    assert_refused(&world, "gram", FIRST, &["--set", "views.gram_px=24"]);
     let plain = FIRST.replace("name = \"dinov3\"", "name = \"dinov2\"");
-    assert_refused(&world, &plain, &["--set", "views.gram_px=24"], "views.gram_px: repeats");
+    assert_refused(&world, "gram_of_dinov2", &plain, &["--set", "views.gram_px=24"]);
     let at_once = ["--set", "views.gram_px=24", "--set", "method.gram={weight=1.0,from={steps=0}}"];
-    assert_refused(
-        &world,
-        FIRST,
-        &at_once,
-        "method.gram.from is 0, so the first step would use random weights",
-    );
+    assert_refused(&world, "gram_at_once", FIRST, &at_once);
 }
 
 /// A run without masks refuses a setting of masked training, and it cannot be the teacher of a run
@@ -212,11 +194,11 @@ fn runs_without_masks_cannot_teach_masked_patches() {
     let method = "name = 'dino'\nprototypes = 16\nhead_hidden = 16\nhead_bottleneck = 8\nteacher_temp = [0.04, 0.07]\n\
                   teacher_temp_warmup = { steps = 2 }\nfreeze_last_layer = { steps = 0 }\n";
     let dino = format!("{model}[method]\n{method}[views]{views}");
-    let error = fails(&pretrain(&world, &dino, "dino", &[]), 2);
-    assert!(error.contains("set model.local_class_norm=false"), "{error}");
+    let output = pretrain(&world, &dino, "dino", &[]);
+    check_message("stages::runs_without_masks_cannot_teach_masked_patches.student", &fails(&output, 2));
     ok(&pretrain(&world, &dino, "dino", &["--set", "model.local_class_norm=false"]));
-    let error = fails(&pretrain(&world, &student(&world.text("dino")), "b", &[]), 2);
-    assert!(error.contains("method.teacher.weights: its run did not predict masked patches"), "{error}");
+    let output = pretrain(&world, &student(&world.text("dino")), "b", &[]);
+    check_message("stages::runs_without_masks_cannot_teach_masked_patches.teacher", &fails(&output, 2));
 }
 
 /// A recipe with `init.heads` whose run is given by a flag can be resumed without the flag, and

@@ -10,6 +10,7 @@ use pipeline::{Cursor, Dataset, PipelineError, SampleId, Share, Storage, Storage
 use trainer::Recipe;
 use trainer::run::data::batches;
 
+use crate::messages::{check_message, lines_with};
 use crate::servers::{Faults, WebServer};
 use crate::support::{TINY, World, cached, ok, open, program, samples, without_sidecar};
 
@@ -31,8 +32,8 @@ fn compressed_shards_are_unpacked_into_the_cache() {
     let middle = packed.len() / 2;
     packed[middle] ^= 255;
     fs::write(world.path("data/y.tar.gz"), &packed).unwrap();
-    let error = open(&world, &world.text("data/y.tar.gz")).unwrap_err().to_string();
-    assert!(error.contains("y.tar.gz"), "{error}");
+    let error = open(&world, &world.text("data/y.tar.gz")).unwrap_err();
+    assert!(error.to_string().contains("y.tar.gz"), "{error}");
     fs::write(world.path("data/z.tar.gz"), &packed[..middle]).unwrap();
     assert!(open(&world, &world.text("data/z.tar.gz")).is_err(), "cut off");
     assert_eq!(cached(&world).len(), 2, "nothing of it is kept");
@@ -75,8 +76,8 @@ fn a_small_cache_keeps_what_is_read_and_drops_the_rest() {
     let overrides = ["data.window_shards=1".to_string(), "run.data_threads=2".to_string()];
     let recipe = Recipe::parse(TINY, "tiny", &overrides).unwrap();
     let too_small = Dataset::open(&spec, &storage_of_size(&world, shard_bytes * 3 / 2)).unwrap();
-    let error = read_batches(&world, &recipe, too_small, "ledger").unwrap_err().to_string();
-    assert!(error.contains("cache") && error.contains("data.window_shards"), "{error}");
+    let error = read_batches(&world, &recipe, too_small, "ledger").unwrap_err();
+    assert!(matches!(error, PipelineError::CacheTooSmall { .. }), "{error}");
 
     // Three epochs through a cache of less than half of the data equal those from the disk.
     let dataset = Dataset::open(&spec, &storage_of_size(&world, shard_bytes * 5 / 2)).unwrap();
@@ -129,13 +130,13 @@ fn a_shard_that_changes_under_the_reader_is_noticed() {
     let mut byte = [0];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut byte, at).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[byte[0] ^ 1], at).unwrap();
-    let error = dataset.read(SampleId(7)).unwrap_err().to_string();
-    assert!(error.contains("has changed since it was indexed"), "{error}");
+    let error = dataset.read(SampleId(7)).unwrap_err();
+    assert!(matches!(&error, PipelineError::Changed { key, .. } if key == "00000007"), "{error}");
     assert!(dataset.read(SampleId(8)).is_ok());
     let verify = world.ocelli(&["shards", "verify", &world.shard().display().to_string()]);
     let stderr = String::from_utf8_lossy(&verify.stderr).into_owned();
     assert_eq!(verify.status.code(), Some(3), "{stderr}");
-    assert!(stderr.contains("checksum differs") && stderr.contains("jpg has changed"), "{stderr}");
+    check_message("storage::a_shard_that_changes_under_the_reader_is_noticed", &lines_with(&stderr, "bad: "));
 }
 
 /// Concurrent starts, in one process, with the same shard named several times.
@@ -193,18 +194,22 @@ fn lengths_and_hashes_in_a_list_are_checked() {
         assert_eq!(samples(&open(&world, &list).unwrap()).len(), 10, "{list}");
     }
     for list in [world.text("data/length.json"), server.url("length.json")] {
-        let error = open(&world, &list).unwrap_err().to_string();
-        assert!(error.contains("its list says"), "{list}: {error}");
+        let error = open(&world, &list).unwrap_err();
+        assert!(matches!(error, PipelineError::ShardMismatch { .. }), "{list}: {error}");
     }
     // The hash of a remote shard is checked when it is fetched, even if its URL was fetched before
     // without a hash.
     let remote = open(&world, &server.url("hash.json")).unwrap();
-    let error = remote.read(SampleId(0)).unwrap_err().to_string();
-    assert!(error.contains("says MD5"), "{error}");
+    let error = remote.read(SampleId(0)).unwrap_err();
+    assert!(
+        matches!(&error, PipelineError::ShardMismatch { reason, .. } if reason.contains(&wrong)),
+        "{error}"
+    );
     ok(&verify(&world, &world.text("data/right.json")));
     let verified = verify(&world, &world.text("data/hash.json"));
     assert_eq!(verified.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&verified.stderr).contains("says MD5"));
+    let bad_line = lines_with(&String::from_utf8_lossy(&verified.stderr), "bad: ");
+    check_message("storage::lengths_and_hashes_in_a_list_are_checked", &bad_line);
 }
 
 /// Damage in padding, which reading the samples does not reveal.

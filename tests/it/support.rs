@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Child, ExitStatus, Output};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
 use pipeline::shard::sidecar;
@@ -179,6 +179,25 @@ pub(crate) fn fails(output: &Output, code: i32) -> String {
     assert_eq!(stderr.matches("error:").count(), 1, "{stderr}");
     assert!(!stderr.contains("panicked") && !stderr.contains("backtrace"), "{stderr}");
     stderr
+}
+
+/// Waits until `condition` holds. `what` says what is waited for, and `limit` how long.
+pub(crate) fn wait_for(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits for the end of a process, which must come within two minutes.
+pub(crate) fn wait_for_end(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    wait_for("the end of a process", Duration::from_secs(120), || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
 }
 
 /// Reads the rows of metrics without the columns that hold times.

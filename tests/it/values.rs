@@ -6,6 +6,7 @@ use std::process::Output;
 
 use image::{ImageBuffer, Luma};
 
+use crate::messages::{check_message, lines_with};
 use crate::support::{World, fails, json_of, ok};
 
 /// Writes gray images of 16 bits, whose values use 12 of them.
@@ -50,7 +51,7 @@ fn bits_in_use_are_reported_and_scaled() {
     write_12_bit_images(&world.path("narrow"));
     let shards = world.text("shards");
     let stderr = ok(&world.ocelli(&["shards", "pack", &world.text("narrow"), "--out", &shards]));
-    assert!(stderr.contains("use only 12 of 16 bits: the largest value is 4095"), "{stderr}");
+    check_message("values::bits_in_use_are_reported_and_scaled.pack", &lines_with(&stderr, "12 of 16 bits"));
 
     let stats = world.ocelli(&["shards", "stats", &shards, "--json"]);
     let dark = json_of(&stats);
@@ -67,10 +68,13 @@ fn bits_in_use_are_reported_and_scaled() {
 
     let length = ["--set", "optim.length={steps=2}", "--set", "optim.batch_size=8"];
     let stderr = ok(&pretrain(&world, &shards, "dark", &length));
-    assert!(stderr.contains("use only 12 of 16 bits"), "{stderr}");
+    check_message(
+        "values::bits_in_use_are_reported_and_scaled.pretrain",
+        &lines_with(&stderr, "12 of 16 bits"),
+    );
     let with_bits = [&length[..], &["--set", "data.bits_used=12"]].concat();
     let stderr = ok(&pretrain(&world, &shards, "bright", &with_bits));
-    assert!(!stderr.contains("of 16 bits: the largest"), "{stderr}");
+    assert!(!stderr.contains("12 of 16 bits"), "{stderr}");
 
     // Exported networks contain the setting.
     let run = world.text("bright");

@@ -453,7 +453,10 @@ mod tests {
         let limits = ShardLimits { max_samples: 100, max_bytes: u64::MAX };
         write(folder.path(), limits);
         let mut writer = ShardWriter::new(folder.path(), "t", limits).expect("folder");
-        let error = writer.add("0", &[("jpg", b"x")]).expect_err("exists").to_string();
-        assert!(error.contains("t-000000.tar"), "{error}");
+        let error = writer.add("0", &[("jpg", b"x")]).expect_err("exists");
+        assert!(
+            matches!(&error, PipelineError::Exists { path } if path.ends_with("t-000000.tar")),
+            "{error}"
+        );
     }
 }

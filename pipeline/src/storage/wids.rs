@@ -157,14 +157,12 @@ mod tests {
             ("https://h/x.json", r#""shardlist":[{"url":"file:///etc/passwd"}]"#),
             ("https://h/y.json", r#""base":"file:///etc","shardlist":[{"url":"passwd"}]"#),
         ];
-        for (list, reason) in [
-            ("circle.json", "cycle"),
-            ("command.json", "commands"),
-            ("https://h/x.json", "cannot name file:"),
-            ("https://h/y.json", "cannot name file:"),
-        ] {
-            let error = shard_names(list, &lists).expect_err(list).to_string();
-            assert!(error.contains(reason), "{error}");
+        for (list, _) in lists {
+            let error = shard_names(list, &lists).expect_err(list);
+            assert!(
+                matches!(&error, PipelineError::InvalidShardList { spec, .. } if spec == list),
+                "{error}"
+            );
         }
     }
 

@@ -258,13 +258,16 @@ mod tests {
     fn the_error_names_a_rank_that_has_ended() {
         let mut ranks = LocalGroup::ranks(3);
         drop(ranks.remove(1));
-        let errors: Vec<String> = std::thread::scope(|scope| {
+        let errors: Vec<EngineError> = std::thread::scope(|scope| {
             let mut threads = Vec::new();
             for mut engine in ranks {
                 threads.push(scope.spawn(move || engine.all_reduce(&mut [1.0], Reduction::Sum).unwrap_err()));
             }
-            threads.into_iter().map(|thread| thread.join().unwrap().to_string()).collect()
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
-        assert!(errors[0].contains("rank 1 is lost") && errors[0].contains("all_reduce"), "{errors:?}");
+        assert!(
+            matches!(errors[0], EngineError::PeerLost { rank: 1, collective: "all_reduce", .. }),
+            "{errors:?}"
+        );
     }
 }

@@ -8,7 +8,7 @@ use super::methods::{Trained, merge_ranks, on_ranks, resume_newest, save, take_s
 use super::{pair, plans};
 use crate::bench::compare::difference;
 use crate::recipe::plan::RankResources;
-use crate::{Plan, Recipe};
+use crate::{Plan, Recipe, TrainError};
 
 /// Number of prototypes. Their layers can be divided among four ranks at any embedding width of the
 /// examples, with and without lengths.
@@ -199,8 +199,9 @@ fn group_sizes_that_do_not_divide_the_ranks_are_refused() {
     for plan in dividing(&[]) {
         for (size, world_size) in [(2, 1), (4, 2)] {
             let plan = divided(&plan, size).unwrap();
-            let error = plan.for_ranks(world_size, room).unwrap_err().to_string();
-            assert!(error.contains("method.prototype_group"), "{error}");
+            let error = plan.for_ranks(world_size, room).unwrap_err();
+            let TrainError::Recipe { reason, .. } = &error else { panic!("{error}") };
+            assert!(reason.contains("method.prototype_group"), "{error}");
         }
     }
 }

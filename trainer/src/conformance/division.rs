@@ -13,13 +13,13 @@ use networks::unit::{Types, Unit};
 use super::methods::{on_ranks, resume_newest, save, take_steps, train};
 use super::units::{Chain, chains};
 use super::{pair, plans};
-use crate::Plan;
 use crate::bench::compare::difference;
 use crate::checkpoint::{Checkpoint, resume};
 use crate::method::network::UpdateRule;
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::RankResources;
 use crate::step::Trainer;
+use crate::{Plan, TrainError};
 
 /// Largest difference of a gradient, relative to the largest of its parameter.
 const GRADIENT_TOLERANCE: f64 = 2e-5;
@@ -293,7 +293,11 @@ fn bounds_that_are_too_small_are_refused() {
     let room = RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX, is_gpu: false };
     for plan in dividing(&[]) {
         let finest = largest_numel(&divided_units(&plan, 1));
-        let error = with_bound(&plan, finest - 1).for_ranks(1, room).unwrap_err().to_string();
-        assert!(error.contains("run.max_unit_parameters") && error.contains(&finest.to_string()), "{error}");
+        let error = with_bound(&plan, finest - 1).for_ranks(1, room).unwrap_err();
+        let TrainError::Recipe { reason, .. } = &error else { panic!("{error}") };
+        assert!(
+            reason.contains("run.max_unit_parameters") && reason.contains(&finest.to_string()),
+            "{error}"
+        );
     }
 }

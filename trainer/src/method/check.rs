@@ -230,7 +230,7 @@ mod tests {
     }
 
     fn trained() -> NetworkSpec {
-        NetworkSpec::trained("a", vec![head("x", Reads::Pooled)], 1)
+        NetworkSpec::trained("student", vec![head("image", Reads::Pooled)], 1)
     }
 
     fn follower(name: &'static str, source: &'static str, heads: Vec<Head>) -> NetworkSpec {
@@ -258,54 +258,60 @@ mod tests {
         }
     }
 
-    fn assert_refused(result: Result<(), String>, reason: &str) {
+    /// Asserts that the error names `value`: a network, a head or a number.
+    fn assert_refused(result: Result<(), String>, value: &str) {
         let error = result.unwrap_err();
-        assert!(error.contains(reason), "{error}");
+        assert!(error.contains(value), "{error}");
     }
 
-    fn assert_networks_refused(networks: &[NetworkSpec], reason: &str) {
-        assert_refused(check_networks(networks), reason);
+    fn assert_networks_refused(networks: &[NetworkSpec], value: &str) {
+        assert_refused(check_networks(networks), value);
     }
 
     #[test]
     fn invalid_lists_of_networks_are_refused() {
-        assert_eq!(check_networks(&[trained(), follower("b", "a", vec![head("x", Reads::Pooled)])]), Ok(()));
-        let listed_first = [follower("b", "a", Vec::new()), trained()];
+        assert_eq!(
+            check_networks(&[trained(), follower("teacher", "student", vec![head("image", Reads::Pooled)])]),
+            Ok(())
+        );
+        let listed_first = [follower("teacher", "student", Vec::new()), trained()];
         assert_eq!(check_networks(&listed_first), Ok(()), "a follower may precede the trained network");
-        assert_networks_refused(&[], "0 networks move by gradient");
-        assert_networks_refused(&[trained(), trained()], "2 networks move by gradient");
-        assert_networks_refused(&[trained(), follower("a", "a", vec![])], "two networks are called a");
-        assert_networks_refused(&[trained(), follower("b", "c", vec![])], "follows c");
-        let later_source = [trained(), follower("b", "c", vec![]), follower("c", "a", vec![])];
-        assert_networks_refused(&later_source, "follows c");
-        let other_head = follower("b", "a", vec![head("y", Reads::Pooled)]);
-        assert_networks_refused(&[trained(), other_head], "no such head y");
-        let duplicates = vec![head("x", Reads::Pooled), head("x", Reads::Patches)];
-        assert_networks_refused(&[NetworkSpec::trained("a", duplicates, 1)], "two heads");
-        let mut masked_follower = follower("b", "a", Vec::new());
+        assert_networks_refused(&[], "0");
+        assert_networks_refused(&[trained(), trained()], "2");
+        assert_networks_refused(&[trained(), follower("student", "student", vec![])], "student");
+        assert_networks_refused(&[trained(), follower("teacher", "anchor", vec![])], "anchor");
+        let later_source =
+            [trained(), follower("teacher", "anchor", vec![]), follower("anchor", "student", vec![])];
+        assert_networks_refused(&later_source, "anchor");
+        let other_head = follower("teacher", "student", vec![head("patch", Reads::Pooled)]);
+        assert_networks_refused(&[trained(), other_head], "patch");
+        let duplicates = vec![head("image", Reads::Pooled), head("image", Reads::Patches)];
+        assert_networks_refused(&[NetworkSpec::trained("student", duplicates, 1)], "image");
+        let mut masked_follower = follower("teacher", "student", Vec::new());
         masked_follower.takes_masks = true;
-        assert_networks_refused(&[trained(), masked_follower], "only one of them takes masks");
-        let reversed = vec![head("x", Reads::Head("y")), head("y", Reads::Pooled)];
-        assert_networks_refused(&[NetworkSpec::trained("a", reversed, 1)], "reads y");
-        let without_masks = vec![head("x", Reads::Masked), head("y", Reads::Head("x"))];
-        assert_networks_refused(&[NetworkSpec::trained("a", without_masks, 1)], "takes no masks");
+        assert_networks_refused(&[trained(), masked_follower], "teacher");
+        let reversed = vec![head("image", Reads::Head("patch")), head("patch", Reads::Pooled)];
+        assert_networks_refused(&[NetworkSpec::trained("student", reversed, 1)], "patch");
+        let without_masks = vec![head("image", Reads::Masked), head("patch", Reads::Head("image"))];
+        assert_networks_refused(&[NetworkSpec::trained("student", without_masks, 1)], "image");
     }
 
     #[test]
     fn followers_and_units_that_do_not_fit_their_network_are_refused() {
         let backbone =
             Backbone::Custom(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
-        let other = NetworkSpec { backbone, ..follower("b", "a", Vec::new()) };
-        assert_networks_refused(&[trained(), other], "another backbone");
-        let reader = Head { units: vec![unit("u", Normalizes::All)], ..head("y", Reads::Head("x")) };
-        let heads = vec![head("x", Reads::Masked), reader];
-        let masked = NetworkSpec { takes_masks: true, ..NetworkSpec::trained("a", heads, 1) };
-        assert_networks_refused(&[masked], "statistics over masked cells");
+        let other = NetworkSpec { backbone, ..follower("teacher", "student", Vec::new()) };
+        assert_networks_refused(&[trained(), other], "teacher");
+        let reader = Head { units: vec![unit("u", Normalizes::All)], ..head("patch", Reads::Head("image")) };
+        let heads = vec![head("image", Reads::Masked), reader];
+        let masked = NetworkSpec { takes_masks: true, ..NetworkSpec::trained("student", heads, 1) };
+        assert_networks_refused(&[masked], "patch");
         let model = ModelConfig::examples().remove(0);
         let backbone_unit = trained().units(&model)[0].name().to_string();
         for names in [["u", "u"], ["u", &backbone_unit]] {
             let units = names.map(|name| unit(name, Normalizes::Nothing)).into();
-            let spec = NetworkSpec::trained("a", vec![Head { units, ..head("x", Reads::Pooled) }], 1);
+            let spec =
+                NetworkSpec::trained("student", vec![Head { units, ..head("image", Reads::Pooled) }], 1);
             assert_refused(check_unit_names(&[spec], &model), names[1]);
         }
     }
@@ -313,15 +319,15 @@ mod tests {
     #[test]
     fn the_evaluated_network_has_the_recipes_backbone_and_is_not_frozen() {
         let frozen =
-            NetworkSpec { update_rule: UpdateRule::Frozen, ..NetworkSpec::trained("f", Vec::new(), 1) };
+            NetworkSpec { update_rule: UpdateRule::Frozen, ..NetworkSpec::trained("fixed", Vec::new(), 1) };
         let networks = [trained(), frozen];
-        assert_eq!(check_evaluated(&networks, "a"), Ok(()));
-        assert_refused(check_evaluated(&networks, "b"), "no such network");
-        assert_refused(check_evaluated(&networks, "f"), "is frozen");
+        assert_eq!(check_evaluated(&networks, "student"), Ok(()));
+        assert_refused(check_evaluated(&networks, "teacher"), "teacher");
+        assert_refused(check_evaluated(&networks, "fixed"), "fixed");
         let backbone =
             Backbone::Custom(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
         let network = NetworkSpec { backbone, ..trained() };
-        assert_refused(check_evaluated(&[network], "a"), "not the recipe's");
+        assert_refused(check_evaluated(&[network], "student"), "student");
     }
 
     #[test]
@@ -330,16 +336,16 @@ mod tests {
         let masked = network_with_view(0, true, true);
         assert_eq!(check_views(&masked, 2, first), Ok(()));
         let too_large = network_with_view(2, false, false);
-        assert_refused(check_views(&too_large, 2, None), "number 2, and there are 2");
+        assert_refused(check_views(&too_large, 2, None), "2");
         let mut duplicate = network_with_view(1, false, false);
         duplicate[0].sees.push(SeenViews { size: 1, masked: false });
-        assert_refused(check_views(&duplicate, 2, None), "number 1 twice");
-        assert_refused(check_views(&network_with_view(0, true, false), 2, first), "takes none");
-        assert_refused(check_views(&masked, 2, None), "none are drawn");
-        assert_refused(check_views(&masked, 2, second), "none are drawn");
+        assert_refused(check_views(&duplicate, 2, None), "1");
+        assert_refused(check_views(&network_with_view(0, true, false), 2, first), "student");
+        assert_refused(check_views(&masked, 2, None), "student");
+        assert_refused(check_views(&masked, 2, second), "student");
         let plain = network_with_view(0, false, false);
-        assert_refused(check_views(&plain, 2, third), "number 2, and there are 2");
+        assert_refused(check_views(&plain, 2, third), "2");
         let reversed = Some(mask_rule(0, [0.5, 0.1]));
-        assert_refused(check_views(&plain, 2, reversed), "shares must lie in 0..=1");
+        assert_refused(check_views(&plain, 2, reversed), "0..=1");
     }
 }

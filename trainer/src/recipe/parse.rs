@@ -173,11 +173,9 @@ warmup = { steps = 1 }
         assert_eq!(views.crops[0].size_px, 64);
         let views = views_with("views.crops.0.scale.1=0.5");
         assert_eq!(views.crops[0].scale, [0.2, 0.5]);
-        assert!(parse_error(RECIPE, &["views.crops.1.size_px=64"]).contains("no entry 1: the list has 1"));
-        assert!(
-            parse_error(RECIPE, &["views.crops.first.size_px=64"]).contains("no entry first: the list has 1")
-        );
-        assert!(parse_error(RECIPE, &["optim.lr.x=64"]).contains("lr is not a section"));
+        for entry in ["views.crops.1.size_px=64", "views.crops.first.size_px=64", "optim.lr.x=64"] {
+            assert!(parse_error(RECIPE, &[entry]).contains(entry));
+        }
     }
 
     /// The recipe of a plan is taken, with overrides.
@@ -207,26 +205,26 @@ warmup = { steps = 1 }
                 .replace("name = \"simclr\"\ntemperature = 0.1", "name = \"dino\""),
             &wrong,
         );
-        for mistake in [
-            "unknown key model.heads; known keys are channels, depth, image_px",
-            "model.depth = \"18\" must be a whole number",
-            "; write 18 without quotation marks",
-            "optim.betas = 0.9 must be two numbers, [start, end]",
-            "optim.length = 3 must be a length of time such as { epochs = 3 }",
-            "unknown key optim.warmpu: did you mean warmup?",
-            "optim.schedule = \"cosinus\" is not one of cosine,",
-            "did you mean cosine?",
-            "views.crops.0.count = -1 must be a whole number of 0 or more",
-            "unknown key teacher: the section [teacher] was removed: teacher.decay is now \
-             method.teacher_decay",
-            "optim.lr is missing: learning rate for a batch of 256 images",
-            "method.prototypes is missing",
+        for (key, value) in [
+            ("model.heads", "channels, depth, image_px"),
+            ("model.depth = \"18\"", "write 18"),
+            ("optim.betas = 0.9", "[start, end]"),
+            ("optim.length = 3", "{ epochs = 3 }"),
+            ("optim.warmpu", "warmup?"),
+            ("optim.schedule = \"cosinus\"", "cosine?"),
+            ("views.crops.0.count = -1", "0"),
+            ("teacher.decay", "method.teacher_decay"),
+            ("optim.lr", "256"),
+            ("method.prototypes", ""),
         ] {
-            assert!(reason.contains(mistake), "{mistake} in:\n{reason}");
+            let mut mistakes = reason.lines();
+            assert!(
+                mistakes.any(|mistake| mistake.contains(key) && mistake.contains(value)),
+                "{key} in:\n{reason}"
+            );
         }
-        assert!(parse_error(RECIPE, &["method.name=dion"]).contains("did you mean dino?"));
-        let reason = parse_error(RECIPE, &["optim.batch_size=0.5"]);
-        assert_eq!(reason, "optim.batch_size = 0.5 must be a whole number of 0 or more");
+        assert!(parse_error(RECIPE, &["method.name=dion"]).contains("dino?"));
+        assert!(parse_error(RECIPE, &["optim.batch_size=0.5"]).starts_with("optim.batch_size = 0.5 "));
     }
 
     #[test]

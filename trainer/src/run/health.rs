@@ -134,23 +134,27 @@ mod tests {
         assert!(features(line).effective_rank < 1.5);
     }
 
-    /// Returns the warnings of step 300, joined.
-    fn warnings_for(loss: f64, entropy: f64, features: FeatureHealth) -> String {
+    /// Returns the warnings of step 300: the concern of each, and its text.
+    fn warnings_for(loss: f64, entropy: f64, features: FeatureHealth) -> Vec<(Concern, String)> {
         let target =
             TargetDistribution { entropy: "entropy", uniform_entropy: 8.0, sharpness_key: "method.temp" };
-        let warnings = diagnose(300, 10, loss, Some(8.0), &[(target, entropy)], features);
-        warnings.into_iter().map(|(_, warning)| warning).collect::<Vec<_>>().join(" ")
+        diagnose(300, 10, loss, Some(8.0), &[(target, entropy)], features)
     }
 
     #[test]
     fn each_kind_of_collapse_has_a_warning() {
         let healthy = FeatureHealth { std: 0.8, effective_rank: 30.0 };
         let collapsed = FeatureHealth { std: 0.001, effective_rank: 1.0 };
-        assert_eq!(warnings_for(5.0, 4.0, healthy), "");
-        assert!(warnings_for(7.99, 4.0, healthy).contains("does not learn"));
-        assert!(warnings_for(6.0, 7.99, healthy).contains("a lower method.temp"));
-        assert!(warnings_for(0.1, 0.001, healthy).contains("a higher method.temp"));
-        assert!(warnings_for(5.0, 4.0, collapsed).contains("collapsed"));
+        assert!(warnings_for(5.0, 4.0, healthy).is_empty());
+        assert_eq!(warnings_for(7.99, 4.0, healthy)[0].0, Concern::ChanceLevel);
+        // Targets that are too soft, and those that are too sharp.
+        for (loss, entropy, change) in [(6.0, 7.99, "lower method.temp"), (0.1, 0.001, "higher method.temp")]
+        {
+            let (concern, warning) = warnings_for(loss, entropy, healthy).remove(0);
+            assert_eq!(concern, Concern::Collapse);
+            assert!(warning.contains(change), "{warning}");
+        }
+        assert_eq!(warnings_for(5.0, 4.0, collapsed)[0].0, Concern::Collapse);
         assert!(diagnose(5, 10, 8.0, Some(8.0), &[], healthy).is_empty());
         assert!(diagnose(199, 10, 8.0, Some(8.0), &[], healthy).is_empty(), "too early to judge");
     }

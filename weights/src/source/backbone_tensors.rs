@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(choose_prefix(&nested, None, never_equal).unwrap(), Some(""));
         let copies = BTreeSet::from(["model.", "state_dict."]);
         let error = choose_prefix(&copies, None, never_equal).unwrap_err();
-        assert!(error.contains("choose one with --network: model, state_dict"), "{error}");
+        assert!(error.ends_with("--network: model, state_dict"), "{error}");
         assert_eq!(choose_prefix(&copies, None, |_, _| true).unwrap(), Some("model."), "one network, twice");
         let encoders = BTreeSet::from(["module.encoder_q.", "module.encoder_k."]);
         assert!(choose_prefix(&encoders, None, never_equal).is_err());
@@ -298,6 +298,6 @@ mod tests {
         let by_part_of_name = choose_prefix(&momentum, Some("momentum"), never_equal).unwrap();
         assert_eq!(by_part_of_name, Some("momentum_backbone."));
         let error = choose_prefix(&momentum, Some("teacher"), never_equal).unwrap_err();
-        assert!(error.contains("no network teacher; it holds backbone, momentum_backbone"), "{error}");
+        assert!(error.contains("teacher") && error.contains("backbone, momentum_backbone"), "{error}");
     }
 }

@@ -197,7 +197,9 @@ mod tests {
         };
         assert_eq!(watch.lost(), None);
         child.kill().unwrap();
+        let killed = std::time::Instant::now();
         while watch.lost().is_none() {
+            assert!(killed.elapsed().as_secs() < 60, "the end of a killed process is not detected");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
         assert_eq!(watch.lost().unwrap().rank, 2, "before its parent has waited for it");
