@@ -1,13 +1,9 @@
 //! Flags of jobs in parts, on any machines: `--part K/N` does a share of the work, and `--join N`
 //! puts the results of all shares together.
 
-use std::ops::Range;
-
 use anyhow::bail;
-use prep::parts::{MOST_PARTS, Part, PartResults, Share, Work};
+use prep::parts::{MOST_PARTS, Part, Share, Work};
 use ranks::launch::Launch;
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::console::say;
 

@@ -64,7 +64,7 @@ impl<'a> Comparison<'a> {
         &self,
         n_results: impl Fn(usize) -> usize,
         compare: impl FnOnce(Range<usize>) -> Result<Vec<Retrieved>, CurateError>,
-    ) -> Result<Share<Retrieved>, CurateError> {
+    ) -> Result<Share<Vec<Retrieved>>, CurateError> {
         let n_rows = self.input.rows.len();
         let share = self.results.compute(self.work, n_blocks(n_rows), |blocks| {
             self.input.rows.largest(rows_of_blocks(n_rows, blocks.clone()))?;

@@ -40,7 +40,7 @@ impl Removal {
         comparison: &Comparison<'_>,
         ranks: &Communicator,
         progress: &dyn Progress,
-    ) -> Result<Share<Retrieved>, CurateError> {
+    ) -> Result<Share<Vec<Retrieved>>, CurateError> {
         comparison.check_rows(ranks)?;
         let rows = &comparison.input.rows;
         let others = &comparison.like.rows;

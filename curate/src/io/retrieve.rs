@@ -58,7 +58,7 @@ impl Retrieval {
         output: &Output<'_>,
         ranks: &Communicator,
         observer: &dyn ClusterObserver,
-    ) -> Result<Share<Retrieved>, CurateError> {
+    ) -> Result<Share<Vec<Retrieved>>, CurateError> {
         comparison.check_rows(ranks)?;
         let rows = &comparison.input.rows;
         let others = &comparison.like.rows;

@@ -2,7 +2,6 @@
 
 use pipeline::shard::write::ShardLimits;
 use prep::samples::SampleOptions;
-use serde_json::Value;
 
 /// Flags of shards that hold chosen samples.
 #[derive(clap::Args)]
@@ -23,10 +22,5 @@ impl LimitFlags {
     pub(crate) fn options(&self) -> SampleOptions {
         let limits = ShardLimits { max_samples: self.samples_per_shard, max_bytes: self.bytes_per_shard };
         SampleOptions { limits, renumber: self.renumber }
-    }
-
-    /// Returns the flags as part of the identity of a job.
-    pub(crate) fn identity(&self) -> Value {
-        self.options().identity()
     }
 }

@@ -8,7 +8,7 @@ use curate::io::{Comparison, PAIRS, Removal, removal_columns, six_digits};
 use serde_json::json;
 
 use crate::curation::{Call, InputFlags, OtherFlags, OutputFlags, ThresholdFlag, bars, draw_pairs, finish};
-use crate::parts::{PartFlags, all_results};
+use crate::parts::{PartFlags, result_of_all};
 
 /// Flags of `curate remove`.
 #[derive(clap::Args)]
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
     let ranks = call.connect(&args.input.compute)?;
     let output = args.output.settings().claim(&job, &input, call.storage, &ranks)?;
     let share = removal.run(&comparison, &ranks, &bars(&ranks))?;
-    let Some(nearest) = all_results(share) else { return Ok(ExitCode::SUCCESS) };
+    let Some(nearest) = result_of_all(share) else { return Ok(ExitCode::SUCCESS) };
     let kept = removal.kept(&nearest);
     finish(ranks, || {
         let n_removed = kept.iter().filter(|is_kept| !**is_kept).count();

@@ -10,7 +10,7 @@ use prep::parts::Work;
 use serde_json::json;
 
 use crate::curation::{Call, ClusterFlags, InputFlags, OtherFlags, OutputFlags, bars, finish};
-use crate::parts::{PartFlags, all_results};
+use crate::parts::{PartFlags, result_of_all};
 
 /// Flags of `curate retrieve`.
 #[derive(clap::Args)]
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
     let ranks = call.connect(&args.input.compute)?;
     let output = args.output.settings().claim(&job, &input, call.storage, &ranks)?;
     let share = retrieval.run(&comparison, &output, &ranks, &bars(&ranks))?;
-    let Some(retrieved) = all_results(share) else { return Ok(ExitCode::SUCCESS) };
+    let Some(retrieved) = result_of_all(share) else { return Ok(ExitCode::SUCCESS) };
     let images = RetrievedImages::new(&retrieved, input.names.len());
     finish(ranks, || {
         let n_given = like.names.len();
