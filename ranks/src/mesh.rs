@@ -70,37 +70,17 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Returns the bytes of all collectives.
-    pub fn bytes(self) -> u64 {
-        self.gather_bytes + self.reduce_bytes + self.column_bytes + self.other_bytes
-    }
-
-    /// Returns the number of all collectives.
-    pub fn n_collectives(self) -> u64 {
-        self.n_gathers + self.n_reduces + self.n_column + self.n_other
-    }
-
     /// Returns the traffic since `before`.
     pub fn since(self, before: Self) -> Self {
-        self.combine(before, |now, before| now - before)
-    }
-
-    /// Returns every count divided by `n`.
-    pub fn over(self, n: u64) -> Self {
-        self.combine(self, |now, _| now / n)
-    }
-
-    /// Applies `f` to each count and that of `other`.
-    fn combine(self, other: Self, f: impl Fn(u64, u64) -> u64) -> Self {
         Self {
-            gather_bytes: f(self.gather_bytes, other.gather_bytes),
-            n_gathers: f(self.n_gathers, other.n_gathers),
-            reduce_bytes: f(self.reduce_bytes, other.reduce_bytes),
-            n_reduces: f(self.n_reduces, other.n_reduces),
-            column_bytes: f(self.column_bytes, other.column_bytes),
-            n_column: f(self.n_column, other.n_column),
-            other_bytes: f(self.other_bytes, other.other_bytes),
-            n_other: f(self.n_other, other.n_other),
+            gather_bytes: self.gather_bytes - before.gather_bytes,
+            n_gathers: self.n_gathers - before.n_gathers,
+            reduce_bytes: self.reduce_bytes - before.reduce_bytes,
+            n_reduces: self.n_reduces - before.n_reduces,
+            column_bytes: self.column_bytes - before.column_bytes,
+            n_column: self.n_column - before.n_column,
+            other_bytes: self.other_bytes - before.other_bytes,
+            n_other: self.n_other - before.n_other,
         }
     }
 }

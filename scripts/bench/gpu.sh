@@ -134,10 +134,14 @@ part_check() {
     fi
 }
 
-# losses OF…: the loss of the last of four steps.
+# losses COMMAND…: the loss of the last of four steps of a run by this command.
 losses() {
-    "$OCELLI" bench shard --as-set --device "$DEVICE" --recipe dino_shapes --batch 16 --repeats 4 --json "$@" |
-        tail -1 | grep -o '"loss":[^,}]*'
+    [ -d "$WORK/steps" ] || "$OCELLI" shards synth --out "$WORK/steps" --count 64 --size-px 48 >/dev/null || return 1
+    rm -rf "$WORK/run"
+    "$@" --device "$DEVICE" --recipe dino_shapes --shards "$WORK/steps/train-000000.tar" --workdir "$WORK/run" \
+        --set optim.batch_size=16 --set 'optim.length={steps=4}' --set 'optim.warmup={steps=1}' --set run.log_every_steps=1 \
+        >&2 || return 1
+    grep -o '"train/loss":[^,}]*' "$WORK/run/metrics.jsonl" | tail -1
 }
 export -f losses
 
@@ -145,7 +149,7 @@ export -f losses
 itself() {
     local engine
     for engine in auto nccl; do
-        losses --engine "$engine" | tee -a "$WORK/losses" || return 1
+        losses "$OCELLI" pretrain --engine "$engine" | tee -a "$WORK/losses" || return 1
     done
     [ "$(sort -u "$WORK/losses" | wc -l)" = 1 ]
 }
@@ -153,7 +157,7 @@ itself() {
 three() {
     local number
     for number in 1 2 3; do
-        losses --set 'optim.precision={compute="bf16"}' | tee -a "$WORK/three" || return 1
+        losses "$OCELLI" pretrain --set 'optim.precision={compute="bf16"}' | tee -a "$WORK/three" || return 1
     done
     [ "$(sort -u "$WORK/three" | wc -l)" = 1 ]
 }
@@ -181,9 +185,8 @@ resumed() {
 two() {
     local losses ranks
     for ranks in 1 2; do
-        losses=$(mpirun --allow-run-as-root --oversubscribe -n "$ranks" "$OCELLI_MPI" bench shard --as-set --device "$DEVICE" \
-            --engine mpi --recipe dino_shapes --batch 16 --set optim.micro_batches=2 --repeats 4 --json |
-            tail -1 | grep -o '"loss":[^,}]*') || return 1
+        losses=$(losses mpirun --allow-run-as-root --oversubscribe -n "$ranks" "$OCELLI_MPI" pretrain --engine mpi \
+            --set optim.micro_batches=2) || return 1
         echo "$ranks $losses"
         echo "${losses#*:}" >> "$WORK/two"
     done

@@ -1,9 +1,9 @@
-"""How cost grows: with the batch, tokens, prototypes, shards, samples of an index, and ranks.
+"""How cost grows: with the batch, tokens, prototypes, shards, and samples of an index.
 
 Runs the program's own benchmarks and prints a table; takes about ten minutes. Shards are made of procedural images, and for
 the largest indices of members of one byte, in a folder that is removed.
 
-    python scripts/bench/growth.py --ocelli target/release/ocelli [--only batch tokens ...] [--ranks 1 2 4]
+    python scripts/bench/growth.py --ocelli target/release/ocelli [--only batch tokens ...]
 """
 
 import argparse
@@ -20,7 +20,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ocelli", default="target/release/ocelli")
     parser.add_argument("--only", nargs="*", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2, 4], help="those above 1 need mpirun and a build with MPI")
     parser.add_argument("--most-samples", type=int, default=1_000_000, help="of an index; a million take 1 GB of disk")
     args = parser.parse_args()
     print("| what grows | to | takes | for each | ratio to the row above, for each | of |")
@@ -132,19 +131,7 @@ def member(name: str) -> bytes:
     return bytes(header) + b"x" + bytes(TAR_BLOCK - 1)
 
 
-def ranks(args):
-    """One step of the same global batch; with more ranks than cores, of more than the machine can do at once."""
-    for n in args.ranks:
-        command = [args.ocelli, "bench", "shard", "--as-set", "--json", "--recipe", "quickstart", "--batch", "64"]
-        command += ["--set", f"run.shard={'full' if n > 1 else 'none'}", "--set", "run.workers=1"]
-        if n > 1:
-            command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(n), *command]
-        figures = last_json(command)
-        modes = figures.get("modes") or [figures]
-        yield n, modes[0]["step_ms"] / 1e3, "step of quickstart, batch 64, `run.shard = full`, one worker a rank"
-
-
-KINDS = {"batch": batch, "tokens": tokens, "prototypes": prototypes, "shards": shards, "samples": samples, "ranks": ranks}
+KINDS = {"batch": batch, "tokens": tokens, "prototypes": prototypes, "shards": shards, "samples": samples}
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use eval::{FeatureSet, ImageSet, Table};
 use pipeline::Dataset;
 use report::ReportError;
-use report::picture::{curves, sheets};
+use report::picture::sheets;
 use trainer::Plan;
 use trainer::run::events::Events;
 
@@ -14,18 +14,6 @@ use crate::console::say;
 
 /// Number of images on the contact sheet.
 const SHEET_IMAGES: u64 = 8;
-
-/// Curves of the picture, if the run has them.
-const CURVES: [&str; 8] = [
-    "train/loss",
-    "health/teacher_entropy",
-    "health/target_entropy",
-    "health/prototypes_in_use",
-    "health/feature_std",
-    "health/effective_rank",
-    "knobs/lr",
-    "rate/images_per_s",
-];
 
 /// Draws a few images with all of their views: `views.png`. They are spread over the data set.
 /// Nothing is drawn for remote shards, several of which would be fetched before the first step.
@@ -39,16 +27,6 @@ pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
     let result = sheets::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
     print_result("augmented views", &path, result);
     show(workdir, "views", 0);
-}
-
-/// Draws the curves of `metrics.jsonl`: `curves.png`.
-pub(crate) fn curves(workdir: &Path) {
-    let path = workdir.join("curves.png");
-    match curves::draw_curves(&path, workdir, &CURVES, &["probe/"]) {
-        // After a few steps there is nothing to draw.
-        Ok(false) => {}
-        result => print_result("curves", &path, result.map(|_| ())),
-    }
 }
 
 /// Draws some of `images`, whose features after `step` steps are `table`, with their nearest

@@ -61,15 +61,26 @@ fn with_settings(args: &[&str]) -> Vec<String> {
     args.iter().copied().chain(settings).map(String::from).collect()
 }
 
-/// Measures steps on `n_each` ranks of each node: the duration of a step in milliseconds, and its
-/// part without waiting.
+/// Measures steps of a run on `n_each` ranks of each node: the median duration of a step in
+/// milliseconds, and of its part without waiting. The first two steps warm up.
 fn measure_steps(nodes: &Nodes, n_each: usize, world: &World) -> (f64, f64) {
-    let args =
-        with_settings(&["bench", "shard", "--recipe", "dino_cifar", "--as-set", "--repeats", "5", "--json"]);
-    let mode = parse_json(&run_on_nodes(nodes, n_each, world, &args))["modes"][0].clone();
-    let step_ms = mode["step_ms"].as_f64().unwrap();
-    let wait_ms = mode["wait_ms"].as_f64().unwrap();
-    (step_ms, step_ms - wait_ms)
+    let workdir = world.path("measured");
+    let _ = std::fs::remove_dir_all(&workdir);
+    let workdir_text = world.text("measured");
+    let shard = world.text("data/train-000000.tar");
+    let args = ["pretrain", "--recipe", "dino_cifar", "--shards", &shard, "--workdir", &workdir_text];
+    let length = ["--set", "optim.length={steps=7}", "--set", "run.log_every_steps=1"];
+    run_on_nodes(nodes, n_each, world, &with_settings(&[&args[..], &length].concat()));
+    let mut steps_ms = Vec::new();
+    let mut computing_ms = Vec::new();
+    for row in metrics(&workdir).iter().skip(2) {
+        let step_ms = row["time/step_ms"].as_f64().unwrap();
+        steps_ms.push(step_ms);
+        computing_ms.push(step_ms - row["time/rank_wait_ms"].as_f64().unwrap());
+    }
+    steps_ms.sort_by(f64::total_cmp);
+    computing_ms.sort_by(f64::total_cmp);
+    (steps_ms[steps_ms.len() / 2], computing_ms[computing_ms.len() / 2])
 }
 
 /// Returns the planned row of fully sharded ranks that compute at `tflops`.

@@ -207,11 +207,7 @@ pub(crate) fn pretrain(
         record_start(&workdir, world_size);
         pictures::views(&workdir, &dataset, &pictures_plan);
     });
-    let workdir = fitted.workdir().to_path_buf();
     let outcome = fitted.train(&mut probes, &mut progress);
-    if rank == 0 && outcome.is_ok() {
-        pictures::curves(&workdir);
-    }
     signals.idle();
     Ok((plan, outcome?))
 }

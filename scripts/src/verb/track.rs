@@ -61,7 +61,7 @@ const PLAN: &str = "plan.toml";
 const REPORT: &str = "report.html";
 
 /// Files that are uploaded once a run has ended.
-const FILES: [&str; 5] = [PLAN, REPORT, "views.png", "curves.png", "neighbors.png"];
+const FILES: [&str; 4] = [PLAN, REPORT, "views.png", "neighbors.png"];
 
 /// Record of the parts of a run that a server has received.
 #[derive(Debug, Clone, Serialize, Deserialize)]

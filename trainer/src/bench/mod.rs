@@ -7,7 +7,6 @@ pub mod memory_gauge;
 pub mod noise;
 pub mod operations;
 mod products;
-pub mod shard;
 pub mod step;
 
 /// Repeated times of one operation. On a machine with other load, their range shows which

@@ -7,7 +7,6 @@ mod layers;
 mod loader;
 mod memory_gauge;
 mod probe;
-mod shard;
 mod step;
 
 use std::process::ExitCode;
@@ -26,9 +25,6 @@ enum Verb {
     /// Time training steps on noise, by phase, or the backbone alone, unit by unit versus as one
     /// graph.
     Step(step::Args),
-    /// Compare sharding modes on noise: memory versus `ocelli plan`, bytes moved, step time. Run it
-    /// under mpirun.
-    Shard(shard::Args),
     /// Check a device against the CPU: embeddings, loss, gradients and a few steps of the same
     /// network.
     Device(device::Args),
@@ -46,7 +42,6 @@ enum Verb {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     match &args.verb {
         Verb::Step(args) => step::run(args),
-        Verb::Shard(args) => shard::run(args),
         Verb::Device(args) => device::run(args),
         Verb::Layers(args) => layers::run(args),
         Verb::Probe(args) => probe::run(args),
