@@ -8,6 +8,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod bench;
 pub(crate) mod error;
 pub mod features;
 pub(crate) mod images;

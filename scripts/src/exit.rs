@@ -192,6 +192,7 @@ fn train_code(error: &TrainError) -> u8 {
         | TrainError::RanksDiffer { .. }
         | TrainError::Busy { .. }
         | TrainError::NoRun { .. }
+        | TrainError::NoFigures { .. }
         | TrainError::Augment(_) => CONFIGURATION,
         TrainError::Ranks(error) => engine_code(error),
         TrainError::NotFinite { .. } => NOT_FINITE,

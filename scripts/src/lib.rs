@@ -12,7 +12,6 @@ mod cluster;
 mod curation;
 mod evaluation;
 mod exit;
-mod forecast;
 mod initial;
 mod memory;
 mod mlflow;

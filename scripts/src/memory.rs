@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use libmimalloc_sys::{mi_option_set_default, mi_option_t};
 use mimalloc::MiMalloc;
 use signal_hook::consts::SIGABRT;
+use trainer::bench::memory_gauge::MemoryGauge;
 
 /// `mi_option_purge_delay` of mimalloc.h, which the crate does not name: milliseconds until freed
 /// memory is returned to the kernel, or -1 for never.
@@ -67,23 +68,23 @@ pub(crate) struct Counting {
     peak: AtomicUsize,
 }
 
-impl Counting {
-    /// Returns the bytes in use.
-    pub(crate) fn in_use(&self) -> usize {
+impl MemoryGauge for Counting {
+    fn bytes(&self) -> usize {
         self.in_use.load(Ordering::Relaxed)
     }
 
-    /// Returns the peak of bytes in use since the start or the last reset; while a block grows, old
-    /// and new both count.
-    pub(crate) fn peak(&self) -> usize {
+    /// Returns the peak since the start or the last reset; while a block grows, old and new both
+    /// count.
+    fn peak_bytes(&self) -> usize {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Resets the peak to the bytes in use now.
-    pub(crate) fn reset_peak(&self) {
-        self.peak.store(self.in_use(), Ordering::Relaxed);
+    fn reset_peak(&self) {
+        self.peak.store(self.bytes(), Ordering::Relaxed);
     }
+}
 
+impl Counting {
     /// Counts the allocated `memory` of `n_bytes`, unless it is null; returns it.
     fn count_allocated(&self, memory: *mut u8, n_bytes: usize) -> *mut u8 {
         record(n_bytes, memory.is_null());

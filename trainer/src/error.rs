@@ -177,6 +177,12 @@ pub enum TrainError {
         /// Message of the probe.
         reason: String,
     },
+    /// The output of a benchmark has no figures.
+    #[error("{} has no line of JSON: create it with --json", path.display())]
+    NoFigures {
+        /// The file.
+        path: PathBuf,
+    },
     /// The endless data stream ended, which happens only if its threads have died.
     #[error("the data threads ended without an error; this is a bug in ocelli")]
     DataEnded,

@@ -14,6 +14,7 @@ use networks::probe::Probe;
 use pipeline::{Dataset, Storage};
 use report::Start;
 use trainer::Plan;
+use trainer::bench::step::least_step_s;
 use trainer::checkpoint::steps;
 use trainer::run::fault::Fault;
 use trainer::run::{Outcome, host_name};
@@ -26,9 +27,8 @@ use crate::console::{command_line, say};
 use crate::evaluation::image_sets::open_images;
 use crate::evaluation::in_training::InTraining;
 use crate::exit::PREEMPTED;
-use crate::forecast::at_least;
 use crate::initial::InitialFlags;
-use crate::progress::Activity;
+use crate::progress::{Activity, format_duration};
 use crate::run_progress::RunProgress;
 use crate::signals::Signals;
 use crate::{pictures, recipes};
@@ -217,8 +217,15 @@ fn print_notes(plan: &Plan, dataset: &Dataset, device: &Opened) {
     report_turned(dataset, &plan.recipe.data.rules());
     report_bits(dataset, &plan.recipe.data.rules());
     // A forecast that fails must not delay the run.
-    if let Ok(forecast) = at_least(plan, device) {
-        say(format!("note: {forecast}"));
+    if let Ok(step_s) = least_step_s(plan, &device.device) {
+        say(format!(
+            "note: {} steps of {} images: matrix products alone take {:.0} ms per step on this device, {} \
+             in total (a lower bound)",
+            plan.total_steps,
+            plan.recipe.optim.batch_size,
+            1e3 * step_s,
+            format_duration(step_s * plan.total_steps as f64),
+        ));
     }
 }
 

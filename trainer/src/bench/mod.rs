@@ -2,7 +2,9 @@
 
 pub mod backbone;
 pub mod compare;
+pub mod figures;
 pub mod layers;
+pub mod loader;
 pub mod memory_gauge;
 pub mod noise;
 pub mod operations;
