@@ -192,6 +192,8 @@ fn train_code(error: &TrainError) -> u8 {
         | TrainError::RanksDiffer { .. }
         | TrainError::Busy { .. }
         | TrainError::NoRun { .. }
+        | TrainError::UnknownPreset { .. }
+        | TrainError::PresetUnits { .. }
         | TrainError::NoFigures { .. }
         | TrainError::Augment(_) => CONFIGURATION,
         TrainError::Ranks(error) => engine_code(error),

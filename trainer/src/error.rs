@@ -177,6 +177,25 @@ pub enum TrainError {
         /// Message of the probe.
         reason: String,
     },
+    /// No published model has the name.
+    #[error("unknown preset {preset}: expected one of {known}")]
+    UnknownPreset {
+        /// The name.
+        preset: String,
+        /// Names of all presets.
+        known: String,
+    },
+    /// The units of a published model cannot be divided as far as requested.
+    #[error(
+        "run.max_unit_parameters = {most} is too small: units cannot be split below {largest} parameters; \
+         set it to at least that"
+    )]
+    PresetUnits {
+        /// Largest number of parameters that is requested.
+        most: usize,
+        /// Number of parameters of the largest unit.
+        largest: usize,
+    },
     /// The output of a benchmark has no figures.
     #[error("{} has no line of JSON: create it with --json", path.display())]
     NoFigures {

@@ -8,6 +8,7 @@ use augment::MultiCrop;
 use networks::backbone::ModelConfig;
 
 use super::model::{ModelCost, Sizes, method_cost};
+use crate::error::TrainError;
 use crate::method::{MethodConfig, MethodContext};
 use crate::schedule::RunLength;
 
@@ -52,6 +53,21 @@ pub fn preset(name: &str, max_unit_numel: Option<usize>) -> Option<ModelCost> {
         "seer-rg10b" => seer(name, "10b", 8192, false, 160, max),
         _ => return None,
     })
+}
+
+/// Returns the costs of the preset `name` as [`preset`], with units divided as far as requested.
+///
+/// # Errors
+/// [`TrainError::UnknownPreset`], [`TrainError::PresetUnits`].
+pub fn checked_preset(name: &str, max_unit_numel: Option<usize>) -> Result<ModelCost, TrainError> {
+    let Some(model) = preset(name, max_unit_numel) else {
+        return Err(TrainError::UnknownPreset { preset: name.into(), known: PRESETS.join(", ") });
+    };
+    let largest = model.largest_unit();
+    match max_unit_numel {
+        Some(most) if largest > most => Err(TrainError::PresetUnits { most, largest }),
+        _ => Ok(model),
+    }
 }
 
 /// Returns the costs of a model from its units; `model` and `method` are TOML sections, as in a
