@@ -71,7 +71,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
 
 fn session_code(error: &SessionError) -> u8 {
     match error {
-        SessionError::Ranks(error) => engine_code(error),
+        SessionError::Ranks(error) | SessionError::Fabric { source: error, .. } => engine_code(error),
         SessionError::Prep(error) => prep_code(error),
         SessionError::Data(error) => pipeline_code(error),
         SessionError::Weights(error) => weights_code(error),
@@ -102,6 +102,8 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::DeviceType { .. }
         | SessionError::Groups { .. }
         | SessionError::Kernels { .. }
+        | SessionError::FabricWrong { .. }
+        | SessionError::FabricPanicked
         | SessionError::Launch(_)
         | SessionError::Device(_) => CONFIGURATION,
     }

@@ -6,6 +6,7 @@ use kernels::device::DeviceError;
 use pipeline::PipelineError;
 use prep::PrepError;
 use ranks::EngineError;
+use ranks::conformance::ConformanceError;
 use ranks::launch::LaunchError;
 use trainer::TrainError;
 use weights::WeightsError;
@@ -228,6 +229,25 @@ pub enum SessionError {
         /// The library of this rank.
         this_rank: String,
     },
+    /// An operation between ranks fails.
+    #[error("rank {rank}: {source}")]
+    Fabric {
+        /// This rank.
+        rank: usize,
+        /// The cause.
+        source: EngineError,
+    },
+    /// An operation between ranks gives wrong numbers.
+    #[error("rank {rank}: {source}")]
+    FabricWrong {
+        /// This rank.
+        rank: usize,
+        /// The operation.
+        source: ConformanceError,
+    },
+    /// The thread that tests the communication between ranks has panicked.
+    #[error("the fabric test panicked; see above")]
+    FabricPanicked,
     /// Environment variables of launchers contradict one another.
     #[error(transparent)]
     Launch(#[from] LaunchError),

@@ -48,7 +48,9 @@
 
 pub mod connect;
 mod data;
+pub mod doctor;
 mod error;
+pub mod fabric;
 mod frozen;
 mod initial;
 pub mod machine;
