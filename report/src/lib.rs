@@ -4,7 +4,7 @@
 //! its network computes from a few images, and [`html`] puts several runs side by side on one page.
 //! None of them writes into a work directory, so that a run in progress is not disturbed.
 //! [`map_html`] draws the clusters of a data set. [`picture`] draws charts and sheets of images
-//! into the files that its callers name.
+//! into the files that its callers name. [`track`] sends a run to a tracking server.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -14,6 +14,7 @@ pub(crate) mod map;
 pub(crate) mod page;
 pub mod picture;
 pub(crate) mod run;
+pub mod track;
 
 pub use error::ReportError;
 pub use gallery::{Gallery, GalleryOptions};

@@ -57,7 +57,15 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
             return Some(match error {
                 ReportError::Run(error) => train_code(error),
                 ReportError::Eval(error) => eval_code(error),
-                ReportError::Read { .. } | ReportError::Picture { .. } | ReportError::Encode(_) => DATA,
+                ReportError::Read { .. }
+                | ReportError::Write { .. }
+                | ReportError::Picture { .. }
+                | ReportError::Encode(_) => DATA,
+                ReportError::Record { .. }
+                | ReportError::NoResponse { .. }
+                | ReportError::Response(_)
+                | ReportError::Refused { .. }
+                | ReportError::Incomplete { .. } => CONFIGURATION,
             });
         }
         if let Some(error) = cause.downcast_ref::<CurateError>() {

@@ -14,7 +14,6 @@ mod evaluation;
 mod exit;
 mod initial;
 mod memory;
-mod mlflow;
 mod parts;
 mod pictures;
 mod progress;
