@@ -202,6 +202,9 @@ fn train_code(error: &TrainError) -> u8 {
         | TrainError::RanksDiffer { .. }
         | TrainError::Busy { .. }
         | TrainError::NoRun { .. }
+        | TrainError::NoKey { .. }
+        | TrainError::NoTemplate { .. }
+        | TrainError::ModelSection { .. }
         | TrainError::UnknownPreset { .. }
         | TrainError::PresetUnits { .. }
         | TrainError::NoFigures { .. }

@@ -7,6 +7,7 @@ use networks::ModelConfig;
 use pipeline::url::contains_command;
 use session::{Initial, initial_model, open_frozen};
 use trainer::Recipe;
+use trainer::recipe::override_key;
 
 use crate::console::say;
 
@@ -107,11 +108,6 @@ pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::
     Ok(())
 }
 
-/// Returns the key of a `--set` entry.
-pub(crate) fn override_key(entry: &str) -> &str {
-    entry.split('=').next().unwrap_or_default().trim()
-}
-
 /// Loads a recipe for a benchmark, with `batch` images per step, else as many as `overrides` set,
 /// else `usual`.
 pub(crate) fn load_for_bench(
@@ -128,56 +124,7 @@ pub(crate) fn load_for_bench(
     open_frozen(&mut recipe, None)?;
     let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
     if let Some(batch) = batch.or((!is_set).then_some(usual)) {
-        recipe.optim.batch_size = batch;
-        // Groups of a batch of thousands do not divide a small one.
-        if !batch.is_multiple_of(recipe.optim.stat_images()) {
-            recipe.optim.stat_images = 0;
-        }
-        recipe.method.fit_batch(batch);
+        recipe.fit_batch(batch);
     }
     Ok(recipe)
-}
-
-#[cfg(test)]
-mod tests {
-    use session::SessionError;
-
-    use super::*;
-
-    /// Returns the backbone of the weights, for recipes that take it from them.
-    fn small() -> ModelConfig {
-        let text = r#"{"arch": "vit", "image_px": 448, "patch_px": 2, "width": 12, "depth": 2, "heads": 2}"#;
-        serde_json::from_str(text).unwrap()
-    }
-
-    /// Each recipe has its file's name and can be run.
-    #[test]
-    fn every_recipe_resolves() {
-        for (name, _) in BUILT_IN {
-            let recipe = load_with_model(name, &[], |_| Ok(small())).unwrap();
-            assert_eq!(recipe.name, name);
-            let mut frozen = recipe.clone();
-            if !frozen.method.frozen().is_empty() {
-                let error = open_frozen(&mut frozen, None).err().unwrap();
-                let is_unnamed =
-                    matches!(&error, SessionError::FrozenUnnamed { key } if key == "method.teacher.weights");
-                assert!(is_unnamed, "{name}: {error}");
-                continue;
-            }
-            let plan = trainer::resolve(recipe, 1 << 20).unwrap();
-            plan.method().unwrap();
-        }
-    }
-
-    #[test]
-    fn every_recipe_can_be_measured_with_a_small_batch() {
-        for (name, text) in BUILT_IN {
-            if text.contains("from_init") || text.contains("teacher = ") {
-                // Such a recipe needs weights.
-                continue;
-            }
-            let recipe = load_for_bench(name, &[], Some(8), 4).unwrap();
-            trainer::resolve(recipe, 1 << 20).unwrap();
-        }
-    }
 }

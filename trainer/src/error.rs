@@ -177,6 +177,30 @@ pub enum TrainError {
         /// Message of the probe.
         reason: String,
     },
+    /// No key of a recipe begins with the prefix.
+    #[error("no key starts with {prefix}; closest: {closest}")]
+    NoKey {
+        /// The prefix.
+        prefix: String,
+        /// The most similar key.
+        closest: String,
+    },
+    /// No shipped recipe has the value of a flag, to make a new recipe from.
+    #[error("{flag} {value}: expected one of {known}")]
+    NoTemplate {
+        /// The flag.
+        flag: &'static str,
+        /// Its value.
+        value: String,
+        /// Values of the shipped recipes.
+        known: String,
+    },
+    /// The section `model` of a new recipe is not one of its backbone.
+    #[error("model: {reason}")]
+    ModelSection {
+        /// The key and what is wrong with it.
+        reason: String,
+    },
     /// No published model has the name.
     #[error("unknown preset {preset}: expected one of {known}")]
     UnknownPreset {

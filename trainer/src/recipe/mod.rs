@@ -11,6 +11,8 @@ mod parse;
 pub mod plan;
 pub(crate) mod resolve;
 mod schema;
+mod template;
+mod title;
 mod values;
 pub(crate) mod warnings;
 
@@ -30,13 +32,34 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use self::optim::OptimConfig;
 use self::schema::Form;
+pub use self::parse::override_key;
 pub use self::schema::Key;
+pub use self::template::{TemplateRequest, Templates};
+pub use self::title::title;
 use crate::error::TrainError;
 use crate::method::{MethodConfig, ViewsConfig};
 
 /// Returns the reference of all keys of a recipe, section by section.
 pub fn keys() -> Vec<Key> {
     schema::keys(form())
+}
+
+/// Returns the keys whose paths begin with `prefix`.
+///
+/// # Errors
+/// [`TrainError::NoKey`] with the most similar key if there is none.
+pub fn find_keys(prefix: &str) -> Result<Vec<Key>, TrainError> {
+    let all = keys();
+    let found: Vec<Key> = all.iter().filter(|key| key.path.starts_with(prefix)).cloned().collect();
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let closest = all.iter().max_by(|a, b| {
+        let similarities = [a, b].map(|key| strsim::jaro_winkler(&key.path, prefix));
+        similarities[0].total_cmp(&similarities[1])
+    });
+    let closest = closest.map_or_else(|| "none".into(), |key| key.path.clone());
+    Err(TrainError::NoKey { prefix: prefix.into(), closest })
 }
 
 /// Returns the form of a recipe.
@@ -126,6 +149,16 @@ impl Recipe {
         } else {
             self
         }
+    }
+
+    /// Sets the images of a step to `batch_size`, and adapts settings that count images.
+    pub fn fit_batch(&mut self, batch_size: usize) {
+        self.optim.batch_size = batch_size;
+        // Groups of a batch of thousands do not divide a small one.
+        if !batch_size.is_multiple_of(self.optim.stat_images()) {
+            self.optim.stat_images = 0;
+        }
+        self.method.fit_batch(batch_size);
     }
 
     /// Returns the error of this recipe, for `reason`.
