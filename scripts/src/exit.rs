@@ -89,6 +89,7 @@ fn session_code(error: &SessionError) -> u8 {
             DATA
         }
         SessionError::NoShards
+        | SessionError::RemoteShards
         | SessionError::NoHeads { .. }
         | SessionError::NoBackbone
         | SessionError::NoInitialWeights { .. }

@@ -17,6 +17,9 @@ pub enum SessionError {
     /// The recipe names no shards.
     #[error("no shards: give --shards, or data.shards in the recipe")]
     NoShards,
+    /// Shards that are read only from a disk are elsewhere.
+    #[error("the shards are on a server")]
+    RemoteShards,
     /// A file could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

@@ -57,7 +57,7 @@ pub mod machine;
 mod network;
 mod stages;
 
-pub use data::open_sampled;
+pub use data::{open_local, open_sampled};
 pub use error::SessionError;
 pub use frozen::open as open_frozen;
 pub use initial::{Initial, model as initial_model};

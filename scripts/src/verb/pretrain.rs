@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         initial_model(&initial, Some(&args.workdir), weights).map_err(|error| error.to_string())
     })?;
     if args.shards.is_empty() {
-        recipes::refuse_commands(&recipe, &args.overrides)?
+        recipe.refuse_commands(&args.overrides)?
     } else {
         recipe.data.shards.clone_from(&args.shards)
     }

@@ -26,13 +26,14 @@ use networks::FirstLayer;
 use networks::backbone::{ModelConfig, RGB_CHANNELS};
 use networks::patches::{Normalization, Pixels};
 use pipeline::source_name::split_source;
+use pipeline::url::contains_command;
 use ranks::topology::Sharding;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use self::optim::OptimConfig;
+use self::parse::override_key;
 use self::schema::Form;
-pub use self::parse::override_key;
 pub use self::schema::Key;
 pub use self::template::{TemplateRequest, Templates};
 pub use self::title::title;
@@ -149,6 +150,21 @@ impl Recipe {
         } else {
             self
         }
+    }
+
+    /// Rejects commands among the shards: recipes are shared, and must not run commands
+    /// unexpectedly. Shards in `overrides` come from the command line and are allowed.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`].
+    pub fn refuse_commands(&self, overrides: &[String]) -> Result<(), TrainError> {
+        let overrides_shards =
+            overrides.iter().any(|entry| matches!(override_key(entry), "data.shards" | "data"));
+        if overrides_shards || !contains_command(&self.data.shards) {
+            return Ok(());
+        }
+        let reason = "data.shards names a command (pipe:…), which recipes may not run: pass it with --shards";
+        Err(self.error(reason.into()))
     }
 
     /// Sets the images of a step to `batch_size`, and adapts settings that count images.

@@ -71,7 +71,7 @@ fn replace_model(recipe: &mut toml::Table, read_model: ReadModel<'_>) -> Result<
 const UNITS: [&str; 4] = ["steps", "epochs", "samples", "percent"];
 
 /// Returns the key of an override such as `optim.lr=1e-3`.
-pub fn override_key(entry: &str) -> &str {
+pub(super) fn override_key(entry: &str) -> &str {
     entry.split('=').next().unwrap_or_default().trim()
 }
 
