@@ -1,5 +1,6 @@
 //! Measurements of `ocelli bench`.
 
+pub mod allocator;
 pub mod backbone;
 pub mod compare;
 pub mod figures;

@@ -13,8 +13,7 @@ use trainer::estimate::fit;
 use super::{CompareFlag, print_figures};
 use crate::cluster::compute;
 use crate::cluster::compute::DeviceFlag;
-use crate::memory::MEMORY;
-use crate::recipes;
+use crate::{MEMORY, recipes};
 
 /// Flags of `bench step`.
 #[derive(clap::Args)]
