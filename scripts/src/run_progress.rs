@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::{Map, Value};
 use trainer::run::{Observer, Pace, Progress};
 
 use crate::console::{draws, line_every, say, say_progress, shows_progress};
@@ -122,20 +121,6 @@ impl RunProgress {
             p.loss, self.pace.waiting_ms, p.epoch
         )
     }
-
-    /// Returns the numbers of a step as fields of JSON. A loss that is not finite is null.
-    fn fields(&self, p: Progress) -> Map<String, Value> {
-        let numbers = [
-            ("step", p.step.into()),
-            ("total_steps", p.total_steps.into()),
-            ("loss", p.loss.into()),
-            ("images_per_s", self.pace.images_per_s.into()),
-            ("data_wait_ms", self.pace.waiting_ms.into()),
-            ("epoch", p.epoch.into()),
-            ("seconds_left", self.pace.seconds_left(p).into()),
-        ];
-        numbers.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
-    }
 }
 
 /// Draws `values` as a line of blocks, scaled from their lowest to their highest.
@@ -204,7 +189,7 @@ impl Observer for RunProgress {
         } else if shows_progress() && (self.last_line.elapsed() >= line_every() || is_last) {
             self.last_line = Instant::now();
             let line = format!("step {}/{}  {numbers}  {left} left", p.step, p.total_steps);
-            say_progress(&line, self.fields(p));
+            say_progress(&line, self.pace.to_json(p));
         }
         if is_last {
             self.bar.finish();

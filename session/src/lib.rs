@@ -62,4 +62,4 @@ pub use error::SessionError;
 pub use frozen::open as open_frozen;
 pub use initial::{Initial, model as initial_model};
 pub use network::{Backbone, model_of};
-pub use stages::{Connected, Fitted, Resolved, Session, check_types};
+pub use stages::{Connected, Fitted, Resolved, Session, check_types, plan_alone};

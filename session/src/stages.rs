@@ -24,6 +24,20 @@ use crate::frozen;
 use crate::initial::{self, Initial};
 use crate::machine;
 
+/// Plans steps of `recipe` on `device` by one rank, with as many kept graphs as fit: for a
+/// measurement, which follows no schedules, and they alone depend on the size of a data set.
+///
+/// # Errors
+/// [`SessionError::Train`] for an invalid recipe, [`SessionError::DeviceType`].
+pub fn plan_alone(mut recipe: Recipe, device: &Opened) -> Result<Plan, SessionError> {
+    recipe.run.offload &= device.kind != DeviceKind::Cpu;
+    let plan = trainer::resolve(recipe, 1 << 20)?;
+    let room = machine::rank_resources(1, 1, device);
+    let plan = fit(plan.for_ranks(1, room)?, room)?;
+    check_types(&plan, device)?;
+    Ok(plan)
+}
+
 /// A recipe with its work directory, ranks, device and initial state.
 #[derive(Debug)]
 pub struct Session {

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use anyhow::bail;
 use augment::Transform;
@@ -16,8 +16,8 @@ use report::Start;
 use trainer::Plan;
 use trainer::bench::step::least_step_s;
 use trainer::checkpoint::steps;
+use trainer::run::Outcome;
 use trainer::run::fault::Fault;
-use trainer::run::{Outcome, host_name};
 
 use super::report::write_beside;
 use session::{Session, initial_model};
@@ -231,14 +231,7 @@ fn print_notes(plan: &Plan, dataset: &Dataset, device: &Opened) {
 
 /// Records the command of this start in the work directory, so that the run can be resumed.
 fn record_start(workdir: &Path, world_size: usize) {
-    let start = Start {
-        at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
-        version: env!("CARGO_PKG_VERSION").into(),
-        host: host_name(),
-        world_size,
-        folder: std::env::current_dir().unwrap_or_default(),
-        command: command_line(),
-    };
+    let start = Start::now(world_size, std::env::current_dir().unwrap_or_default(), command_line());
     if let Err(error) = start.note(workdir) {
         say(format!("warning: could not record the command in {}: {error}", workdir.display()));
     }

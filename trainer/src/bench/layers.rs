@@ -13,6 +13,7 @@ use std::time::Instant;
 use burn_tensor::{DType, Device, Distribution, Tensor};
 use kernels::device::readback::{DeviceFailure, failure, read_back};
 use kernels::ops::{FlatGradient, cast, linear, part, seed};
+use serde_json::{Value, json};
 
 use super::Times;
 use super::compare::{have_same_bits, read_in_f32};
@@ -87,6 +88,22 @@ impl LayerBench {
     /// passes gave the same bits.
     pub fn is_right(&self, arithmetic: Arithmetic) -> bool {
         self.errors.are_at_most(&LayerErrors::tolerance(arithmetic)) && self.is_repeatable
+    }
+
+    /// Returns the measurements of `layer` on `n_tokens` tokens as JSON, where products have
+    /// `arithmetic`.
+    pub fn to_json(&self, layer: Layer, n_tokens: usize, arithmetic: Arithmetic) -> Value {
+        json!({
+            "layer": layer.name,
+            "tokens": n_tokens,
+            "input": layer.input,
+            "output": layer.output,
+            "forward_ms": self.forward.median_ms,
+            "both_ms": self.both.median_ms,
+            "errors": self.errors.to_array(),
+            "repeatable": self.is_repeatable,
+            "right": self.is_right(arithmetic),
+        })
     }
 }
 

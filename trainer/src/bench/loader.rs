@@ -12,6 +12,7 @@ use kernels::device::workers::n_or_all_cores;
 use pipeline::read::stats::ReadSnapshot;
 use pipeline::{Cursor, Dataset, Loader, LoaderConfig, Order, PipelineError, Quarantine, Share};
 use serde::Serialize;
+use serde_json::{Map, Value, json};
 
 use crate::error::TrainError;
 use crate::run::data::{StreamConfig, stream};
@@ -304,6 +305,22 @@ impl LoaderBench {
     /// Returns `total` as a share of the time of `n_threads` threads.
     fn share(&self, total: Duration, n_threads: usize) -> f64 {
         total.as_secs_f64() / (self.wall.as_secs_f64() * n_threads as f64)
+    }
+
+    /// Returns rates, stages and queues as JSON.
+    pub fn to_json(&self) -> Value {
+        let mut stages = Map::new();
+        for stage in self.stages() {
+            stages.insert(stage.name.replace(' ', "_"), json!(stage));
+        }
+        json!({
+            "workers": self.n_threads,
+            "images_per_s": self.images_per_s(),
+            "images_per_s_range": self.range_per_s(),
+            "mb_per_s": self.mb_per_s(),
+            "stages": stages,
+            "queues": self.queues,
+        })
     }
 
     /// Returns what limits the rate.

@@ -4,6 +4,7 @@
 use burn_tensor::{DType, Device, Distribution, Tensor};
 use kernels::device::readback::DeviceFailure;
 use kernels::ops::{Pairs, attention, cast, cross_entropy, gelu, layer_norm, seed, swiglu, unit_rows};
+use serde_json::{Value, json};
 
 use super::compare::{difference, have_same_bits, read_in_f32};
 use crate::step::precision::Arithmetic;
@@ -107,6 +108,16 @@ impl Operation {
     pub fn accepts(&self, differences: &OperationDifferences, arithmetic: Arithmetic) -> bool {
         let most = self.tolerance(arithmetic);
         differences.result <= most && differences.gradients <= most && differences.is_repeatable
+    }
+
+    /// Returns `differences` as JSON, where products have `arithmetic`.
+    pub fn to_json(&self, differences: &OperationDifferences, arithmetic: Arithmetic) -> Value {
+        json!({
+            "operation": self.name,
+            "differences": [differences.result, differences.gradients],
+            "repeatable": differences.is_repeatable,
+            "right": self.accepts(differences, arithmetic),
+        })
     }
 
     /// Returns the largest difference that rounding explains, where products have `arithmetic`.

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use serde_json::{Map, Value};
+
 use super::job::Progress;
 
 /// Number of points of the loss curve.
@@ -58,6 +60,20 @@ impl Pace {
         if self.curve.len() > CURVE_POINTS {
             self.curve.pop_front();
         }
+    }
+
+    /// Returns the numbers of a step as fields of JSON. A loss that is not finite is null.
+    pub fn to_json(&self, p: Progress) -> Map<String, Value> {
+        let numbers = [
+            ("step", p.step.into()),
+            ("total_steps", p.total_steps.into()),
+            ("loss", p.loss.into()),
+            ("images_per_s", self.images_per_s.into()),
+            ("data_wait_ms", self.waiting_ms.into()),
+            ("epoch", p.epoch.into()),
+            ("seconds_left", self.seconds_left(p).into()),
+        ];
+        numbers.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
     }
 
     /// Estimates the seconds that the remaining steps will take.

@@ -82,17 +82,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 errors[3],
                 verdict(is_right, measured.is_repeatable)
             );
-            rows.push(json!({
-                "layer": layer.name,
-                "tokens": n_tokens,
-                "input": layer.input,
-                "output": layer.output,
-                "forward_ms": forward_ms,
-                "both_ms": both_ms,
-                "errors": errors,
-                "repeatable": measured.is_repeatable,
-                "right": is_right,
-            }));
+            rows.push(measured.to_json(layer, n_tokens, arithmetic));
         }
     }
     out!(
@@ -111,12 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             differences.gradients,
             verdict(is_right, differences.is_repeatable)
         );
-        operations.push(json!({
-            "operation": operation.name,
-            "differences": [differences.result, differences.gradients],
-            "repeatable": differences.is_repeatable,
-            "right": is_right,
-        }));
+        operations.push(operation.to_json(&differences, arithmetic));
     }
     compute::print_notices();
     if args.json {

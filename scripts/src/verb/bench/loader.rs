@@ -7,7 +7,7 @@ use anyhow::bail;
 use augment::{BlurRule, DecodeRules, MultiCrop, ViewMix};
 use pipeline::Storage;
 use prep::open::open_dataset;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use trainer::bench::loader::{Bottleneck, LoaderBench, LoaderSettings, measure_reading, measure_views};
 
 use super::{CompareFlag, print_figures};
@@ -63,7 +63,11 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let limit = describe(&measured);
     print(args, &measured);
     out!("{limit}");
-    print_figures(before.as_ref(), &figures(args, &measured, &limit), args.json);
+    let mut figures = measured.to_json();
+    figures["recipe"] = json!(args.recipe);
+    figures["batch_size"] = json!(args.batch);
+    figures["limit"] = json!(limit);
+    print_figures(before.as_ref(), &figures, args.json);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -127,23 +131,4 @@ fn describe(measured: &LoaderBench) -> String {
             100.0 * share
         ),
     }
-}
-
-/// Returns the figures as JSON.
-fn figures(args: &Args, measured: &LoaderBench, limit: &str) -> Value {
-    let mut stages = Map::new();
-    for stage in measured.stages() {
-        stages.insert(stage.name.replace(' ', "_"), json!(stage));
-    }
-    json!({
-        "recipe": args.recipe,
-        "batch_size": args.batch,
-        "workers": measured.n_threads,
-        "images_per_s": measured.images_per_s(),
-        "images_per_s_range": measured.range_per_s(),
-        "mb_per_s": measured.mb_per_s(),
-        "stages": stages,
-        "queues": measured.queues,
-        "limit": limit,
-    })
 }

@@ -4,11 +4,9 @@ use std::process::ExitCode;
 
 use kernels::device::{DeviceKind, Opened};
 use serde_json::{Map, Value, json};
-use session::machine;
 use trainer::Plan;
 use trainer::bench::memory_gauge::{DevicePool, MemoryGauge};
 use trainer::bench::step::{matrix_peak, steps};
-use trainer::estimate::fit;
 
 use super::{CompareFlag, print_figures};
 use crate::cluster::compute;
@@ -62,12 +60,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(workers) = args.workers {
         recipe.run.workers = workers;
     }
-    recipe.run.offload &= device.kind != DeviceKind::Cpu;
-    // The size of the data set affects only schedules, which a benchmark does not follow.
-    let plan = trainer::resolve(recipe, 1 << 20)?;
-    let room = machine::rank_resources(1, 1, &device);
-    let mut plan = fit(plan.for_ranks(1, room)?, room)?;
-    session::check_types(&plan, &device)?;
+    let mut plan = session::plan_alone(recipe, &device)?;
     compute::choose_kernels(&mut plan, &device)?;
     let mut figures =
         if args.backbone { backbone(args, &plan, &device)? } else { step(args, &plan, &device)? };
