@@ -4,3 +4,4 @@ mod canvas;
 pub mod histogram;
 pub mod sheets;
 mod tiles;
+pub mod workdir;

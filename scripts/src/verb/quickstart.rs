@@ -14,6 +14,7 @@ use networks::Network;
 use pipeline::NoProgress;
 use pipeline::{Dataset, Storage};
 use report::picture::sheets;
+use report::picture::workdir::add_to_events;
 use serde_json::json;
 use session::{Initial, Session};
 use trainer::run::Outcome;
@@ -195,7 +196,7 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Table> {
     // A quickstart that is started again replaces the file.
     export::write(&backbone, &card, &file, Format::Safetensors, Precision::F32, true)?;
     draw_neighbors(args, split, &open.network)?;
-    crate::pictures::show(&args.workdir, "neighbors", open.step().unwrap_or_default());
+    add_to_events(&args.workdir, "neighbors", open.step().unwrap_or_default());
     let mut table: Table = vec![(open.which.clone(), scores)];
     table.extend(baselines(&open.network, split, &protocols, device)?);
     Ok(table)

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::{Hardware, Memory, Placement, StepTime, Traffic, memory, retention, traffic};
 use crate::cost::{ModelCost, UnitCost};
+use crate::recipe::Recipe;
 
 /// Settings that all numbers of ranks share.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +31,24 @@ pub struct PlannerSettings {
 }
 
 impl PlannerSettings {
+    /// Returns the settings of `recipe`; without one, those of a step of `batch_size` images in one
+    /// micro-batch on each rank. Shard groups are nodes of `ranks_per_node`, unless the recipe sets
+    /// them.
+    pub fn new(recipe: Option<&Recipe>, batch_size: usize, ranks_per_node: usize) -> Self {
+        let set_group = recipe.map(|recipe| recipe.run.shard_group).filter(|group| *group > 0);
+        Self {
+            batch_size: recipe.map_or(batch_size, |recipe| recipe.optim.batch_size),
+            rank_batch: None,
+            micro_batches: recipe.map_or(1, |recipe| recipe.optim.micro_batches),
+            rank_micro_batches: None,
+            group_size: set_group.unwrap_or(ranks_per_node),
+            keep: recipe.and_then(|recipe| recipe.run.keep),
+            segment: recipe.and_then(|recipe| recipe.run.segment),
+            workers: 1,
+            exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
+        }
+    }
+
     /// Returns the images of a step on each of `world_size` ranks.
     pub fn images_per_rank(&self, world_size: usize) -> usize {
         self.rank_batch.unwrap_or_else(|| self.batch_size.div_ceil(world_size))

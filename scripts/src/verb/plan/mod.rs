@@ -114,18 +114,15 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
 
 /// Returns the settings of the flags, or else of the recipe.
 fn settings(args: &Args, recipe: Option<&Recipe>, ranks: &[usize], hardware: &Hardware) -> PlannerSettings {
-    let set_group = recipe.map(|recipe| recipe.run.shard_group).filter(|group| *group > 0);
-    let most_ranks = ranks.iter().copied().max().unwrap_or(1);
+    let batch_size = 16 * ranks.iter().copied().max().unwrap_or(1);
+    let stated = PlannerSettings::new(recipe, batch_size, hardware.fabric.ranks_per_node);
     PlannerSettings {
-        batch_size: recipe.map_or(16 * most_ranks, |recipe| recipe.optim.batch_size),
         rank_batch: args.rank_batch,
-        micro_batches: recipe.map_or(1, |recipe| recipe.optim.micro_batches),
         rank_micro_batches: args.rank_micro_batches,
-        group_size: args.group.or(set_group).unwrap_or(hardware.fabric.ranks_per_node),
-        keep: args.keep.or(recipe.and_then(|recipe| recipe.run.keep)),
-        segment: recipe.and_then(|recipe| recipe.run.segment),
+        group_size: args.group.unwrap_or(stated.group_size),
+        keep: args.keep.or(stated.keep),
         workers: args.workers,
-        exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
+        ..stated
     }
 }
 
