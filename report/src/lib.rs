@@ -1,8 +1,8 @@
 //! Reports on runs, from the files of their work directories.
 //!
-//! A [`Run`] holds the contents of those files, and a [`Gallery`] holds pictures of the features that
-//! its network computes from a few images. Neither writes into a work directory, so that a run in
-//! progress is not disturbed. [`write_page`] puts several runs side by side on one page.
+//! A [`Run`] holds the contents of those files, and a [`Gallery`] holds pictures of the features
+//! that its network computes from a few images. Neither writes into a work directory, so that a run
+//! in progress is not disturbed. [`write_page`] puts several runs side by side on one page.
 //! [`map_html`] draws the clusters of a data set. [`picture`] draws charts and sheets of images
 //! into the files that its callers name. [`track`] sends a run to a tracking server.
 

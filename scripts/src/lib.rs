@@ -99,8 +99,8 @@ pub fn main() -> ExitCode {
     keep_freed_memory();
     #[cfg(feature = "mpi")]
     cluster::mpi_settings::open_two_connections();
-    // Without this, a program that runs out of memory ends by SIGABRT, which shells report as 134: the
-    // code of ranks that may be restarted.
+    // Without this, a program that runs out of memory ends by SIGABRT, which shells report as 134:
+    // the code of ranks that may be restarted.
     let code = i32::from(exit::CONFIGURATION);
     let _ = register_conditional_shutdown(SIGABRT, code, MEMORY.exhausted());
     // With a handler, exceeding the limit of the length of files (ulimit -f) is an error of writing

@@ -34,8 +34,8 @@ impl Finding {
     }
 }
 
-/// Examines this machine, and the speed of the disk of `folder`. `library_path` lists the folders of
-/// the loader's environment (`LD_LIBRARY_PATH`), with a colon between two.
+/// Examines this machine, and the speed of the disk of `folder`. `library_path` lists the folders
+/// of the loader's environment (`LD_LIBRARY_PATH`), with a colon between two.
 pub fn examine(folder: &Path, library_path: &str) -> Vec<Finding> {
     let n_cores = n_or_all_cores(0);
     let mut findings = vec![

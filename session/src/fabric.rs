@@ -82,9 +82,9 @@ pub struct Links {
 type LastPassed = Mutex<Option<(&'static str, usize)>>;
 
 impl FabricTest {
-    /// Runs the test; returns the times if there are several ranks. `passed` is called with the name
-    /// of the engine once all operations have passed. The test runs in a thread of its own, because
-    /// it waits forever for ranks that do not arrive.
+    /// Runs the test; returns the times if there are several ranks. `passed` is called with the
+    /// name of the engine once all operations have passed. The test runs in a thread of its own,
+    /// because it waits forever for ranks that do not arrive.
     ///
     /// # Errors
     /// [`SessionError::Ranks`], [`SessionError::Fabric`], [`SessionError::FabricWrong`],

@@ -177,20 +177,18 @@ fn ranks_without_an_engine_are_refused() {
 /// Returns the peak of a process that takes steps of `recipe` on one rank, and the planned peak of
 /// a step, in bytes.
 fn peaks(recipe: &str, batch: &str, sets: &[&str]) -> [f64; 2] {
-    let batch_size = format!("optim.batch_size={batch}");
-    let sets = [&[batch_size.as_str()], sets].concat();
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let mut command = program();
     // Every thread that takes part in a product keeps a buffer.
     command.env("RAYON_NUM_THREADS", "1");
     // The product that measures the peak rate is small: it must not be the peak of memory.
-    command.args(["bench", "step", "--recipe", recipe, "--repeats", "1", "--matrix", "64", "--json"]);
-    let output = command.args(&sets).output().unwrap();
+    command.args(["bench", "step", "--recipe", recipe, "--batch", batch, "--matrix", "64", "--json"]);
+    let output = command.args(["--repeats", "1"]).args(&sets).output().unwrap();
     ok(&output);
     let text = String::from_utf8(output.stdout).unwrap();
     let measured: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    let args = ["--recipe", recipe, "--ranks", "1", "--memory-gb", "1000", "--tflops", "1"];
-    let planned = json(&[&args[..], &sets[..]].concat());
+    let args = ["--recipe", recipe, "--ranks", "1", "--rank-batch", batch];
+    let planned = json(&[&args[..], &["--memory-gb", "1000", "--tflops", "1"], &sets[..]].concat());
     let peak = measured["memory_bytes"].as_f64().unwrap();
     [peak, planned["rows"][0]["peak_bytes"].as_f64().unwrap()]
 }

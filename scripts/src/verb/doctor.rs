@@ -110,7 +110,8 @@ fn print_times(times: &FabricTimes) {
     let Links { n_local, is_one_node, bytes_per_s, long_us, short_us } = times.links;
     let place = if is_one_node { "local" } else { "node" };
     out!(
-        "for a plan     --ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {} --{place}-short-us {}",
+        "for a plan     --ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {} \
+         --{place}-short-us {}",
         bytes_per_s / 1e9,
         tenths(long_us),
         tenths(short_us)
