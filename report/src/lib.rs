@@ -1,10 +1,10 @@
 //! Reports on runs, from the files of their work directories.
 //!
-//! A [`Run`] holds the contents of those files, a [`Gallery`] holds pictures of the features that
-//! its network computes from a few images, and [`html`] puts several runs side by side on one page.
-//! None of them writes into a work directory, so that a run in progress is not disturbed.
+//! A [`Run`] holds the contents of those files, and a [`Gallery`] holds pictures of the features
+//! that its network computes from a few images. Neither writes into a work directory, so that a run
+//! in progress is not disturbed. [`write_page`] puts several runs side by side on one page.
 //! [`map_html`] draws the clusters of a data set. [`picture`] draws charts and sheets of images
-//! into the files that its callers name.
+//! into the files that its callers name. [`track`] sends a run to a tracking server.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -14,11 +14,12 @@ pub(crate) mod map;
 pub(crate) mod page;
 pub mod picture;
 pub(crate) mod run;
+pub mod track;
 
 pub use error::ReportError;
 pub use gallery::{Gallery, GalleryOptions};
 pub use map::{ClusterMap, DrawnCluster, MapTile, map_html};
-pub use page::{Report, html};
+pub use page::{Report, is_page, write_page};
 pub use run::Run;
 pub use run::overview::Overview;
 pub use run::scores::{ScoreAt, named_scores, scores_at};

@@ -57,7 +57,15 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
             return Some(match error {
                 ReportError::Run(error) => train_code(error),
                 ReportError::Eval(error) => eval_code(error),
-                ReportError::Read { .. } | ReportError::Picture { .. } | ReportError::Encode(_) => DATA,
+                ReportError::Read { .. }
+                | ReportError::Write { .. }
+                | ReportError::Picture { .. }
+                | ReportError::Encode(_) => DATA,
+                ReportError::Record { .. }
+                | ReportError::NoResponse { .. }
+                | ReportError::Response(_)
+                | ReportError::Refused { .. }
+                | ReportError::Incomplete { .. } => CONFIGURATION,
             });
         }
         if let Some(error) = cause.downcast_ref::<CurateError>() {
@@ -71,7 +79,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
 
 fn session_code(error: &SessionError) -> u8 {
     match error {
-        SessionError::Ranks(error) => engine_code(error),
+        SessionError::Ranks(error) | SessionError::Fabric { source: error, .. } => engine_code(error),
         SessionError::Prep(error) => prep_code(error),
         SessionError::Data(error) => pipeline_code(error),
         SessionError::Weights(error) => weights_code(error),
@@ -83,6 +91,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::CheckpointRemoved { .. }
         | SessionError::ForkCopy { .. } => DATA,
         SessionError::NoShards
+        | SessionError::RemoteShards
         | SessionError::NoHeads { .. }
         | SessionError::NoBackbone
         | SessionError::NoInitialWeights { .. }
@@ -112,6 +121,8 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::ImageMemory { .. }
         | SessionError::NoRun { .. }
         | SessionError::Network(_)
+        | SessionError::FabricWrong { .. }
+        | SessionError::FabricPanicked
         | SessionError::Launch(_)
         | SessionError::Device(_) => CONFIGURATION,
     }
@@ -247,6 +258,12 @@ fn train_code(error: &TrainError) -> u8 {
         | TrainError::RanksDiffer { .. }
         | TrainError::Busy { .. }
         | TrainError::NoRun { .. }
+        | TrainError::NoKey { .. }
+        | TrainError::NoTemplate { .. }
+        | TrainError::ModelSection { .. }
+        | TrainError::UnknownPreset { .. }
+        | TrainError::PresetUnits { .. }
+        | TrainError::NoFigures { .. }
         | TrainError::Augment(_) => CONFIGURATION,
         TrainError::Ranks(error) => engine_code(error),
         TrainError::NotFinite { .. } => NOT_FINITE,

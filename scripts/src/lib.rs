@@ -11,10 +11,7 @@ mod cluster;
 mod curation;
 mod evaluation_flags;
 mod exit;
-mod forecast;
 mod initial;
-mod memory;
-mod mlflow;
 mod network_flags;
 mod parts;
 mod pictures;
@@ -32,12 +29,19 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::{CommandFactory, Parser, Subcommand};
+use signal_hook::consts::{SIGABRT, SIGXFSZ};
+use signal_hook::flag::{register, register_conditional_shutdown};
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
+use trainer::bench::allocator::{Counting, keep_freed_memory};
 
 use console::Host;
+
+/// Allocator of the program, which counts bytes for `bench`.
+#[global_allocator]
+static MEMORY: Counting = Counting::new();
 
 /// Self-supervised pretraining of vision models: from a folder of images to a scored backbone.
 #[derive(Parser)]
@@ -86,21 +90,23 @@ enum Verb {
     Completions(verb::shell::CompletionsArgs),
     /// Write manual pages.
     Man(verb::shell::ManArgs),
-    /// Benchmark the training step, sharding, devices and the loader.
+    /// Benchmark the training step, devices and the loader.
     Bench(verb::bench::Args),
 }
 
 /// Runs the program on the process's arguments.
 pub fn main() -> ExitCode {
-    memory::keep_freed_memory();
+    keep_freed_memory();
     #[cfg(feature = "mpi")]
     cluster::mpi_settings::open_two_connections();
-    // On failure, SIGABRT ends the program as by default.
-    let _ = memory::end_when_exhausted(exit::CONFIGURATION);
+    // Without this, a program that runs out of memory ends by SIGABRT, which shells report as 134:
+    // the code of ranks that may be restarted.
+    let code = i32::from(exit::CONFIGURATION);
+    let _ = register_conditional_shutdown(SIGABRT, code, MEMORY.exhausted());
     // With a handler, exceeding the limit of the length of files (ulimit -f) is an error of writing
     // and does not end the program.
     let received = Arc::new(AtomicBool::new(false));
-    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, received);
+    let _ = register(SIGXFSZ, received);
     exit_when_threads_are_exhausted();
     let cli = Cli::parse();
     console::set_flags(cli.console);
@@ -141,7 +147,7 @@ pub fn run_within(
         return Err("another command of ocelli is running in this process".into());
     };
     signals::begin_command();
-    memory::keep_freed_memory();
+    keep_freed_memory();
     let mut command = vec!["ocelli".to_string()];
     command.extend(args);
     let cli = match Cli::try_parse_from(&command) {

@@ -1,78 +1,36 @@
 //! Pictures in the work directory of a run. A picture that cannot be drawn does not stop a run.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use eval::{FeatureSet, ImageSet, Table};
+use eval::{ImageSet, Table};
 use pipeline::Dataset;
 use report::ReportError;
-use report::picture::{curves, sheets};
+use report::picture::workdir::{add_to_events, draw_neighbors, draw_views};
 use trainer::Plan;
-use trainer::run::events::Events;
 
 use crate::console::say;
 
-/// Number of images on the contact sheet.
-const SHEET_IMAGES: u64 = 8;
-
-/// Curves of the picture, if the run has them.
-const CURVES: [&str; 8] = [
-    "train/loss",
-    "health/teacher_entropy",
-    "health/target_entropy",
-    "health/prototypes_in_use",
-    "health/feature_std",
-    "health/effective_rank",
-    "knobs/lr",
-    "rate/images_per_s",
-];
-
-/// Draws a few images with all of their views: `views.png`. They are spread over the data set.
-/// Nothing is drawn for remote shards, several of which would be fetched before the first step.
+/// Draws a few images with all of their views. Nothing is drawn for remote shards, several of which
+/// would be fetched before the first step.
 pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
-    if !dataset.is_local() {
-        return;
-    }
-    let path = workdir.join("views.png");
-    let seed = plan.recipe.seed;
-    let rules = plan.recipe.data.rules();
-    let result = sheets::contact_sheet(&path, dataset, &plan.multicrop(), &rules, seed, SHEET_IMAGES);
-    print_result("augmented views", &path, result);
-    show(workdir, "views", 0);
-}
-
-/// Draws the curves of `metrics.jsonl`: `curves.png`.
-pub(crate) fn curves(workdir: &Path) {
-    let path = workdir.join("curves.png");
-    match curves::draw_curves(&path, workdir, &CURVES, &["probe/"]) {
-        // After a few steps there is nothing to draw.
-        Ok(false) => {}
-        result => print_result("curves", &path, result.map(|_| ())),
+    if dataset.is_local() {
+        print_result("augmented views", draw_views(workdir, dataset, plan));
+        add_to_events(workdir, "views", 0);
     }
 }
 
 /// Draws some of `images`, whose features after `step` steps are `table`, with their nearest
-/// neighbors: `neighbors.png`.
+/// neighbors.
 pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, step: u64) {
-    let path = workdir.join("neighbors.png");
-    let rows = FeatureSet::from_table(Arc::clone(table), |_| Some(0));
-    print_result("nearest neighbors", &path, sheets::neighbor_sheet(&path, (images, &rows), None));
-    show(workdir, "neighbors", step);
-}
-
-/// Adds the picture `name` of `workdir` to the run's TensorBoard events.
-pub(crate) fn show(workdir: &Path, name: &str, step: u64) {
-    let Ok(png) = std::fs::read(workdir.join(format!("{name}.png"))) else { return };
-    let result = Events::open(workdir).and_then(|mut events| events.picture(step, name, &png));
-    if let Err(error) = result {
-        say(format!("warning: could not add {name}.png to TensorBoard: {error}"));
-    }
+    print_result("nearest neighbors", draw_neighbors(workdir, images, table));
+    add_to_events(workdir, "neighbors", step);
 }
 
 /// Prints the path of a picture, or the error.
-fn print_result(name: &str, path: &Path, result: Result<(), ReportError>) {
+fn print_result(name: &str, result: Result<PathBuf, ReportError>) {
     match result {
-        Ok(()) => say(format!("{name}: {}", path.display())),
+        Ok(path) => say(format!("{name}: {}", path.display())),
         Err(error) => say(format!("warning: {error}")),
     }
 }

@@ -4,54 +4,29 @@ use std::io::Read;
 
 use anyhow::{Context, bail};
 use networks::ModelConfig;
-use pipeline::url::contains_command;
 use session::{Initial, initial_model, open_frozen};
 use trainer::Recipe;
 
 use crate::console::say;
 
+/// Lists recipes by their names, with their texts.
+macro_rules! recipes {
+    ($($name:literal)*) => {
+        [$(($name, include_str!(concat!("../recipes/", $name, ".toml")))),*]
+    };
+}
+
 /// Recipes that ship with the program, by name.
-pub(crate) const BUILT_IN: [(&str, &str); 39] = [
-    ("quickstart", include_str!("../recipes/quickstart.toml")),
-    ("dino_cifar", include_str!("../recipes/dino_cifar.toml")),
-    ("dino_resnet50", include_str!("../recipes/dino_resnet50.toml")),
-    ("dino_shapes", include_str!("../recipes/dino_shapes.toml")),
-    ("dino_vits16", include_str!("../recipes/dino_vits16.toml")),
-    ("dino_vits16_boosted", include_str!("../recipes/dino_vits16_boosted.toml")),
-    ("dino_vits16_released", include_str!("../recipes/dino_vits16_released.toml")),
-    ("dinov2_cifar", include_str!("../recipes/dinov2_cifar.toml")),
-    ("dinov2_continue", include_str!("../recipes/dinov2_continue.toml")),
-    ("dinov2_vitg14", include_str!("../recipes/dinov2_vitg14.toml")),
-    ("dinov2_vitl14", include_str!("../recipes/dinov2_vitl14.toml")),
-    ("dinov2_vitl16", include_str!("../recipes/dinov2_vitl16.toml")),
-    ("dinov2_vits14", include_str!("../recipes/dinov2_vits14.toml")),
-    ("dinov3_cifar", include_str!("../recipes/dinov3_cifar.toml")),
-    ("dinov3_continue", include_str!("../recipes/dinov3_continue.toml")),
-    ("dinov3_vit7b16", include_str!("../recipes/dinov3_vit7b16.toml")),
-    ("dinov3_vit7b16_gram", include_str!("../recipes/dinov3_vit7b16_gram.toml")),
-    ("dinov3_vit7b16_highres", include_str!("../recipes/dinov3_vit7b16_highres.toml")),
-    ("dinov3_vitl16_distilled", include_str!("../recipes/dinov3_vitl16_distilled.toml")),
-    ("dinov3_vitl16_im1k", include_str!("../recipes/dinov3_vitl16_im1k.toml")),
-    ("distill_convnext_t", include_str!("../recipes/distill_convnext_t.toml")),
-    ("distill_vits16", include_str!("../recipes/distill_vits16.toml")),
-    ("ibot_vits16", include_str!("../recipes/ibot_vits16.toml")),
-    ("lejepa_cifar", include_str!("../recipes/lejepa_cifar.toml")),
-    ("lejepa_vits16", include_str!("../recipes/lejepa_vits16.toml")),
-    ("lejepa_vits8_imagenette", include_str!("../recipes/lejepa_vits8_imagenette.toml")),
-    ("moco_cifar", include_str!("../recipes/moco_cifar.toml")),
-    ("moco_v3_resnet50", include_str!("../recipes/moco_v3_resnet50.toml")),
-    ("moco_v3_vits16", include_str!("../recipes/moco_v3_vits16.toml")),
-    ("seer_regnety_10b", include_str!("../recipes/seer_regnety_10b.toml")),
-    ("seer_regnety_128gf", include_str!("../recipes/seer_regnety_128gf.toml")),
-    ("seer_regnety_256gf", include_str!("../recipes/seer_regnety_256gf.toml")),
-    ("seer_regnety_32gf", include_str!("../recipes/seer_regnety_32gf.toml")),
-    ("seer_regnety_64gf", include_str!("../recipes/seer_regnety_64gf.toml")),
-    ("simclr_cifar", include_str!("../recipes/simclr_cifar.toml")),
-    ("simclr_resnet50", include_str!("../recipes/simclr_resnet50.toml")),
-    ("swav_cifar", include_str!("../recipes/swav_cifar.toml")),
-    ("swav_resnet50", include_str!("../recipes/swav_resnet50.toml")),
-    ("swav_resnet50_bs256", include_str!("../recipes/swav_resnet50_bs256.toml")),
-];
+pub(crate) const BUILT_IN: [(&str, &str); 39] = recipes! {
+    "quickstart" "dino_cifar" "dino_resnet50" "dino_shapes" "dino_vits16" "dino_vits16_boosted"
+    "dino_vits16_released" "dinov2_cifar" "dinov2_continue" "dinov2_vitg14" "dinov2_vitl14"
+    "dinov2_vitl16" "dinov2_vits14" "dinov3_cifar" "dinov3_continue" "dinov3_vit7b16"
+    "dinov3_vit7b16_gram" "dinov3_vit7b16_highres" "dinov3_vitl16_distilled" "dinov3_vitl16_im1k"
+    "distill_convnext_t" "distill_vits16" "ibot_vits16" "lejepa_cifar" "lejepa_vits16"
+    "lejepa_vits8_imagenette" "moco_cifar" "moco_v3_resnet50" "moco_v3_vits16" "seer_regnety_10b"
+    "seer_regnety_128gf" "seer_regnety_256gf" "seer_regnety_32gf" "seer_regnety_64gf" "simclr_cifar"
+    "simclr_resnet50" "swav_cifar" "swav_resnet50" "swav_resnet50_bs256"
+};
 
 /// Upper limit of a recipe's length.
 const MAX_BYTES: u64 = 1 << 20;
@@ -92,26 +67,6 @@ pub(crate) fn read_text(name: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Rejects commands among the shards of a recipe: recipes are shared, and must not run commands
-/// unexpectedly. Shards in `overrides` come from the command line and are allowed.
-pub(crate) fn refuse_commands(recipe: &Recipe, overrides: &[String]) -> anyhow::Result<()> {
-    let overrides_shards =
-        overrides.iter().any(|entry| matches!(override_key(entry), "data.shards" | "data"));
-    if !overrides_shards && contains_command(&recipe.data.shards) {
-        bail!(
-            "recipe {}: data.shards names a command (pipe:…), which recipes may not run: pass it with \
-             --shards",
-            recipe.name
-        );
-    }
-    Ok(())
-}
-
-/// Returns the key of a `--set` entry.
-pub(crate) fn override_key(entry: &str) -> &str {
-    entry.split('=').next().unwrap_or_default().trim()
-}
-
 /// Loads a recipe for a benchmark, with `batch` images per step, else as many as `overrides` set,
 /// else `usual`.
 pub(crate) fn load_for_bench(
@@ -128,56 +83,7 @@ pub(crate) fn load_for_bench(
     open_frozen(&mut recipe, None)?;
     let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
     if let Some(batch) = batch.or((!is_set).then_some(usual)) {
-        recipe.optim.batch_size = batch;
-        // Groups of a batch of thousands do not divide a small one.
-        if !batch.is_multiple_of(recipe.optim.stat_images()) {
-            recipe.optim.stat_images = 0;
-        }
-        recipe.method.fit_batch(batch);
+        recipe.fit_batch(batch);
     }
     Ok(recipe)
-}
-
-#[cfg(test)]
-mod tests {
-    use session::SessionError;
-
-    use super::*;
-
-    /// Returns the backbone of the weights, for recipes that take it from them.
-    fn small() -> ModelConfig {
-        let text = r#"{"arch": "vit", "image_px": 448, "patch_px": 2, "width": 12, "depth": 2, "heads": 2}"#;
-        serde_json::from_str(text).unwrap()
-    }
-
-    /// Each recipe has its file's name and can be run.
-    #[test]
-    fn every_recipe_resolves() {
-        for (name, _) in BUILT_IN {
-            let recipe = load_with_model(name, &[], |_| Ok(small())).unwrap();
-            assert_eq!(recipe.name, name);
-            let mut frozen = recipe.clone();
-            if !frozen.method.frozen().is_empty() {
-                let error = open_frozen(&mut frozen, None).err().unwrap();
-                let is_unnamed =
-                    matches!(&error, SessionError::FrozenUnnamed { key } if key == "method.teacher.weights");
-                assert!(is_unnamed, "{name}: {error}");
-                continue;
-            }
-            let plan = trainer::resolve(recipe, 1 << 20).unwrap();
-            plan.method().unwrap();
-        }
-    }
-
-    #[test]
-    fn every_recipe_can_be_measured_with_a_small_batch() {
-        for (name, text) in BUILT_IN {
-            if text.contains("from_init") || text.contains("teacher = ") {
-                // Such a recipe needs weights.
-                continue;
-            }
-            let recipe = load_for_bench(name, &[], Some(8), 4).unwrap();
-            trainer::resolve(recipe, 1 << 20).unwrap();
-        }
-    }
 }

@@ -1,18 +1,14 @@
 //! Progress of a run while it trains.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::{Map, Value};
-use trainer::run::{Observer, Progress};
+use trainer::run::{Observer, Pace, Progress};
 
 use crate::console::{draws, line_every, say, say_progress, shows_progress};
 use crate::progress::format_duration;
-
-/// Number of points of the loss curve.
-const CURVE_POINTS: usize = 24;
 
 /// Characters for a point of the curve, by height.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -21,17 +17,8 @@ const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█
 pub(crate) struct RunProgress {
     bar: ProgressBar,
     running: RunningStep,
-    images_per_s: f64,
-    waiting_ms: f64,
-    seconds_per_step: f64,
-    last_step: Instant,
+    pace: Pace,
     last_line: Instant,
-    /// Mean losses of intervals of equal length, the newest last.
-    curve: VecDeque<f64>,
-    /// Sum of the losses of the current interval.
-    interval_sum: f64,
-    /// Number of losses of the current interval.
-    interval_len: u64,
     newest_score: Option<String>,
     warned: HashSet<String>,
     rank: usize,
@@ -88,14 +75,8 @@ impl RunProgress {
             prefix: if world_size > 1 { format!("rank {rank}: ") } else { String::new() },
             bar: ProgressBar::hidden(),
             running: RunningStep::default(),
-            images_per_s: 0.0,
-            waiting_ms: 0.0,
-            seconds_per_step: 0.0,
-            last_step: Instant::now(),
+            pace: Pace::start(),
             last_line: Instant::now(),
-            curve: VecDeque::new(),
-            interval_sum: 0.0,
-            interval_len: 0,
             newest_score: None,
             warned: HashSet::new(),
             on_start: None,
@@ -129,61 +110,17 @@ impl RunProgress {
         if draws() { self.bar.suspend(|| say(line)) } else { say(line) }
     }
 
-    /// Updates the smoothed rates and the loss curve with the numbers of a step.
-    fn update(&mut self, p: Progress) {
-        self.images_per_s = smooth(self.images_per_s, p.images_per_s);
-        self.waiting_ms = smooth(self.waiting_ms, p.data_wait_ms);
-        self.seconds_per_step = smooth(self.seconds_per_step, self.last_step.elapsed().as_secs_f64());
-        self.last_step = Instant::now();
-        if p.loss.is_finite() {
-            self.interval_sum += p.loss;
-            self.interval_len += 1;
-        }
-        let interval_steps = p.total_steps.div_ceil(CURVE_POINTS as u64).max(1);
-        if self.interval_len >= interval_steps {
-            self.curve.push_back(self.interval_sum / self.interval_len as f64);
-            self.interval_sum = 0.0;
-            self.interval_len = 0;
-        }
-        if self.curve.len() > CURVE_POINTS {
-            self.curve.pop_front();
-        }
-    }
-
     /// Formats loss, newest score, speed, data wait and epoch, the most important first, because a
     /// long line is cut off.
     fn numbers(&self, p: Progress) -> String {
-        let digits = usize::from(self.images_per_s < 10.0);
+        let images_per_s = self.pace.images_per_s;
+        let digits = usize::from(images_per_s < 10.0);
         let score = self.newest_score.as_ref().map_or_else(String::new, |score| format!("  {score}"));
         format!(
-            "loss {:.4}{score}  {:.digits$} images/s  data wait {:.0} ms  epoch {:.2}",
-            p.loss, self.images_per_s, self.waiting_ms, p.epoch
+            "loss {:.4}{score}  {images_per_s:.digits$} images/s  data wait {:.0} ms  epoch {:.2}",
+            p.loss, self.pace.waiting_ms, p.epoch
         )
     }
-
-    /// Returns the numbers of a step as fields of JSON. A loss that is not finite is null.
-    fn fields(&self, p: Progress) -> Map<String, Value> {
-        let numbers = [
-            ("step", p.step.into()),
-            ("total_steps", p.total_steps.into()),
-            ("loss", p.loss.into()),
-            ("images_per_s", self.images_per_s.into()),
-            ("data_wait_ms", self.waiting_ms.into()),
-            ("epoch", p.epoch.into()),
-            ("seconds_left", self.left_s(p).into()),
-        ];
-        numbers.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
-    }
-
-    /// Estimates the seconds that the remaining steps will take.
-    fn left_s(&self, p: Progress) -> f64 {
-        p.total_steps.saturating_sub(p.step) as f64 * self.seconds_per_step
-    }
-}
-
-/// Returns an exponential moving average; the first value replaces an `average` of 0.
-fn smooth(average: f64, value: f64) -> f64 {
-    if average == 0.0 { value } else { 0.95 * average + 0.05 * value }
 }
 
 /// Draws `values` as a line of blocks, scaled from their lowest to their highest.
@@ -233,7 +170,7 @@ impl Observer for RunProgress {
         self.bar = run_bar(total_steps, step);
         self.running.set(step, Some(&self.bar));
         self.bar.set_message("first batch and first step …");
-        self.last_step = Instant::now();
+        self.pace = Pace::start();
     }
 
     fn stepped(&mut self, p: Progress) {
@@ -241,18 +178,18 @@ impl Observer for RunProgress {
             return;
         }
         self.running.set(p.step, None);
-        self.update(p);
+        self.pace.update(p);
         let numbers = self.numbers(p);
-        let left = format_duration(self.left_s(p));
+        let left = format_duration(self.pace.seconds_left(p));
         let is_last = p.step == p.total_steps;
         if draws() {
             self.bar.set_position(p.step);
             self.bar.set_prefix(format!("{left} left"));
-            self.bar.set_message(format!("{numbers}  {}", sparkline(self.curve.iter())));
+            self.bar.set_message(format!("{numbers}  {}", sparkline(self.pace.curve.iter())));
         } else if shows_progress() && (self.last_line.elapsed() >= line_every() || is_last) {
             self.last_line = Instant::now();
             let line = format!("step {}/{}  {numbers}  {left} left", p.step, p.total_steps);
-            say_progress(&line, self.fields(p));
+            say_progress(&line, self.pace.to_json(p));
         }
         if is_last {
             self.bar.finish();
@@ -303,7 +240,7 @@ mod tests {
             data_wait_ms: 2.0,
             epoch: 99.99,
         };
-        progress.update(p);
+        progress.pace.update(p);
         assert!(progress.numbers(p).chars().count() <= 80, "{}", progress.numbers(p));
     }
 }

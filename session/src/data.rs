@@ -4,9 +4,10 @@ use std::path::Path;
 
 use pipeline::secrets::redact_list;
 use pipeline::source_name::{is_source_name, split_source};
+use pipeline::url::{ShardUrl, expand};
 use pipeline::{Dataset, MixedSource, SampleId, Sampling, Storage};
 use prep::column::Column;
-use prep::open::{open_dataset, open_shards};
+use prep::open::{is_folder_of_images, open_dataset, open_shards};
 use trainer::recipe::DataConfig;
 
 use crate::error::SessionError;
@@ -35,6 +36,33 @@ pub fn open_sampled(data: &DataConfig, storage: &Storage) -> Result<Dataset, Ses
         None => None,
     };
     Ok(dataset.sampled(Sampling { sources, weights })?)
+}
+
+/// Opens the images of `data` if they are on a disk, and returns their paths with them: opening a
+/// remote shard may fetch it. Paths are relative to `folder`, where the run was started.
+///
+/// # Errors
+/// [`SessionError::RemoteShards`], and errors of shards that cannot be opened.
+pub fn open_local(
+    data: &DataConfig,
+    folder: &Path,
+    storage: &Storage,
+) -> Result<(Dataset, Vec<String>), SessionError> {
+    let mut paths = Vec::new();
+    for spec in data.shard_lists() {
+        let path = folder.join(&spec).to_string_lossy().into_owned();
+        if is_folder_of_images(&path).unwrap_or(false) {
+            paths.push(path);
+            continue;
+        }
+        for shard in expand(&[spec])? {
+            match shard {
+                ShardUrl::File(path) => paths.push(folder.join(path).to_string_lossy().into_owned()),
+                ShardUrl::Remote(_) | ShardUrl::Pipe(_) => return Err(SessionError::RemoteShards),
+            }
+        }
+    }
+    Ok((open_dataset(&paths, storage)?, paths))
 }
 
 /// Returns the shards of each source of the mix, by name.

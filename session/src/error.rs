@@ -9,6 +9,7 @@ use networks::NetworkError;
 use pipeline::PipelineError;
 use prep::PrepError;
 use ranks::EngineError;
+use ranks::conformance::ConformanceError;
 use ranks::launch::LaunchError;
 use trainer::TrainError;
 use weights::WeightsError;
@@ -19,6 +20,9 @@ pub enum SessionError {
     /// The recipe names no shards.
     #[error("no shards: give --shards, or data.shards in the recipe")]
     NoShards,
+    /// Shards that are read only from a disk are elsewhere.
+    #[error("the shards are on a server")]
+    RemoteShards,
     /// A file could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -290,6 +294,25 @@ pub enum SessionError {
         /// The folder.
         workdir: PathBuf,
     },
+    /// An operation between ranks fails.
+    #[error("rank {rank}: {source}")]
+    Fabric {
+        /// This rank.
+        rank: usize,
+        /// The cause.
+        source: EngineError,
+    },
+    /// An operation between ranks gives wrong numbers.
+    #[error("rank {rank}: {source}")]
+    FabricWrong {
+        /// This rank.
+        rank: usize,
+        /// The operation.
+        source: ConformanceError,
+    },
+    /// The thread that tests the communication between ranks has panicked.
+    #[error("the fabric test panicked; see above")]
+    FabricPanicked,
     /// Environment variables of launchers contradict one another.
     #[error(transparent)]
     Launch(#[from] LaunchError),

@@ -53,8 +53,10 @@
 
 pub mod connect;
 mod data;
+pub mod doctor;
 mod error;
 mod evaluated;
+pub mod fabric;
 mod frozen;
 mod initial;
 mod ledger;
@@ -65,12 +67,12 @@ mod stages;
 mod stored;
 mod watch;
 
-pub use data::open_sampled;
+pub use data::{open_local, open_sampled};
 pub use error::SessionError;
 pub use evaluated::{EvaluatedNetwork, NetworkSettings, check_pixel_values, find_workdir};
 pub use frozen::open as open_frozen;
 pub use initial::{Initial, model as initial_model};
 pub use network::{Backbone, model_of};
 pub use probe::ScoringProbe;
-pub use stages::{Connected, Fitted, Resolved, Session, check_types};
+pub use stages::{Connected, Fitted, Resolved, Session, check_types, plan_alone, plan_on_ranks};
 pub use watch::{Evaluation, WatchEvent, Watched};

@@ -24,6 +24,34 @@ use crate::frozen;
 use crate::initial::{self, Initial};
 use crate::machine;
 
+/// Plans steps of `recipe` by one rank on `device`, as [`plan_on_ranks`].
+///
+/// # Errors
+/// As [`plan_on_ranks`].
+pub fn plan_alone(recipe: Recipe, device: &Opened) -> Result<Plan, SessionError> {
+    plan_on_ranks(recipe, device, &Launch::ALONE, 1)
+}
+
+/// Plans steps of `recipe` by the ranks of `launch`, of which `n_sharers` compute on `device`, with
+/// as many kept graphs as fit: for a measurement, which follows no schedules, and they alone depend
+/// on the size of a data set.
+///
+/// # Errors
+/// [`SessionError::Train`] for an invalid recipe, [`SessionError::DeviceType`].
+pub fn plan_on_ranks(
+    mut recipe: Recipe,
+    device: &Opened,
+    launch: &Launch,
+    n_sharers: usize,
+) -> Result<Plan, SessionError> {
+    recipe.run.offload &= device.kind != DeviceKind::Cpu;
+    let plan = trainer::resolve(recipe, 1 << 20)?;
+    let room = machine::rank_resources(launch.n_local.unwrap_or(1), n_sharers, device);
+    let plan = fit(plan.for_ranks(launch.world_size, room)?, room)?;
+    check_types(&plan, device)?;
+    Ok(plan)
+}
+
 /// A recipe with its work directory, ranks, device and initial state.
 #[derive(Debug)]
 pub struct Session {

@@ -1,6 +1,11 @@
 use std::path::Path;
 
 use crate::messages::check_message;
+use ranks::topology::Sharding;
+use trainer::Recipe;
+use trainer::cost::model_cost;
+use trainer::estimate::{Gpu, Placement};
+
 use crate::support::{fails, ok, program};
 
 fn plan(args: &[&str]) -> std::process::Output {
@@ -75,6 +80,48 @@ fn steps_and_time_of_a_run_are_planned() {
     assert!(text.contains("measured on this machine") && text.contains("rank-h"), "{text}");
     assert!(!text.contains("one failure per node"), "one rank: {text}");
     assert!(fails(&plan(&["--gpu", "h300"]), 2).contains("h200"));
+}
+
+/// Published runs: recipe, GPU, number of GPUs, images of each, whether activations are recomputed,
+/// and seconds of a step.
+const PUBLISHED: [(&str, &str, usize, usize, bool, f64); 6] = [
+    // DINO's README: 100 epochs of ImageNet on 8 GPUs in 1.75 days.
+    ("dino_vits16", "v100", 8, 64, false, 0.604),
+    // DINOv2's model card: 22,000 hours of A100s for 625,000 steps.
+    ("dinov2_vitg14", "a100-80", 256, 12, false, 0.495),
+    // DINOv2's README: 125,000 steps on 32 GPUs in about a day.
+    ("dinov2_vitl16", "a100-80", 32, 64, false, 0.69),
+    // DINOv2's README: 3.3 days on 96 GPUs for 625,000 steps.
+    ("dinov2_vitl14", "a100-80", 96, 32, false, 0.456),
+    // SwAV's README: an epoch of ImageNet in 3 min 40 s on 64 GPUs.
+    ("swav_resnet50", "v100", 64, 64, false, 0.703),
+    // SEER: 8,704 images in 6.125 s on 512 GPUs, with activation checkpoints.
+    ("seer_regnety_256gf", "v100", 512, 17, true, 6.125),
+];
+
+#[test]
+fn published_runs_come_out_within_a_factor_of_one_and_a_half() {
+    for (name, gpu, world_size, rank_batch, recomputes, published_s) in PUBLISHED {
+        let path = format!("{}/../scripts/recipes/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+        let recipe = Recipe::parse(&std::fs::read_to_string(path).unwrap(), name, &[]).unwrap();
+        let precision = recipe.optim.precision;
+        let model = model_cost(&trainer::resolve(recipe, 1 << 20).unwrap()).unwrap();
+        let placement = Placement {
+            world_size,
+            group_size: world_size,
+            sharding: Sharding::Full,
+            segment: 1,
+            keep: if recomputes { 0 } else { model.trained.backbone.len() },
+            rank_batch,
+            rank_micro_batches: 1,
+            workers: 1,
+            precision,
+            exact_sums: true,
+            offload: false,
+        };
+        let ratio = Gpu::named(gpu).unwrap().compute_s(&model, &placement) / published_s;
+        assert!((1.0 / 1.5..1.5).contains(&ratio), "{name}: {ratio:.2} of the published time");
+    }
 }
 
 #[test]

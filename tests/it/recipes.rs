@@ -2,8 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use networks::ModelConfig;
+use session::{SessionError, open_frozen};
 use toml::{Table, Value};
 use trainer::Recipe;
+use trainer::recipe::{TemplateRequest, Templates, keys, title};
 
 use crate::messages::check_message;
 use crate::support::{World, fails, ok};
@@ -136,6 +139,93 @@ fn check_numbers(name: &str, header: &str, text: &str) {
         let model = trainer::cost::preset(&preset, None).unwrap();
         let n_params: usize = model.trained.backbone.iter().map(|unit| unit.numel).sum();
         assert!((n_params as f64 / scale / count - 1.0).abs() < 0.03, "{name}: {n_params} parameters");
+    }
+}
+
+/// Returns the backbone of the weights, for recipes that take it from them.
+fn backbone_of_weights() -> ModelConfig {
+    let text = r#"{"arch": "vit", "image_px": 448, "patch_px": 2, "width": 12, "depth": 2, "heads": 2}"#;
+    serde_json::from_str(text).unwrap()
+}
+
+/// Each recipe has its file's name and can be run; a title fits on two lines.
+#[test]
+fn every_recipe_resolves() {
+    for (name, text) in recipes() {
+        let recipe = Recipe::parse_with_model(&text, &name, &[], |_| Ok(backbone_of_weights())).unwrap();
+        assert_eq!(recipe.name, name);
+        let title = title(&text);
+        assert!((20..200).contains(&title.len()), "{name}: {title}");
+        let mut frozen = recipe.clone();
+        if !frozen.method.frozen().is_empty() {
+            let error = open_frozen(&mut frozen, None).err().unwrap();
+            let is_unnamed =
+                matches!(&error, SessionError::FrozenUnnamed { key } if key == "method.teacher.weights");
+            assert!(is_unnamed, "{name}: {error}");
+            continue;
+        }
+        let plan = trainer::resolve(recipe, 1 << 20).unwrap();
+        plan.method().unwrap();
+    }
+}
+
+#[test]
+fn every_recipe_fits_a_small_batch() {
+    for (name, text) in recipes() {
+        if text.contains("from_init") || text.contains("teacher = ") {
+            // Such a recipe needs weights.
+            continue;
+        }
+        let mut recipe = Recipe::parse(&text, &name, &[]).unwrap();
+        recipe.fit_batch(8);
+        trainer::resolve(recipe, 1 << 20).unwrap();
+    }
+}
+
+/// Returns the words that the key `path` may be.
+fn words(path: &str) -> Vec<String> {
+    let key = keys().into_iter().find(|key| key.path == path).unwrap();
+    key.words.into_iter().map(|(word, _)| word).collect()
+}
+
+/// Returns the request of a recipe for these.
+fn request<'a>(method: &'a str, arch: &'a str, image_px: u32) -> TemplateRequest<'a> {
+    TemplateRequest { method, arch: Some(arch), image_px, width: None, name: "mine", overrides: &[] }
+}
+
+/// Every method with every backbone that it works with, at several sizes, is a recipe that can be
+/// run.
+#[test]
+fn every_pair_is_a_recipe_or_gives_a_reason() {
+    let recipes = recipes();
+    let texts: Vec<(&str, &str)> =
+        recipes.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    let templates = Templates::new(&texts).unwrap();
+    for method in &words("method.name") {
+        for arch in &words("model.arch") {
+            for image_px in [32, 96, 224] {
+                match templates.write(&request(method, arch, image_px)) {
+                    Ok(text) => {
+                        let recipe = Recipe::parse(&text, "mine", &[]).unwrap();
+                        assert_eq!(recipe.model.image_px() as u32, image_px, "{method} {arch}");
+                        assert!(text.lines().all(|line| line.len() < 400), "{text}");
+                    }
+                    Err(error) => {
+                        let error = error.to_string();
+                        // The stride of these backbones is the side of a small image.
+                        let is_coarse = image_px == 32 && error.contains("told apart by their size");
+                        let is_expected = error.contains("no tokens to mask") || is_coarse;
+                        assert!(is_expected, "{method} {arch} {image_px}: {error}");
+                    }
+                }
+            }
+        }
+    }
+    let overrides = ["optim.batch_size=32", "model.drop_path=0.1"].map(String::from);
+    let request = TemplateRequest { width: Some(192), overrides: &overrides, ..request("dino", "vit", 64) };
+    let text = templates.write(&request).unwrap();
+    for line in ["width = 192", "batch_size = 32", "drop_path = 0.1", "image_px = 64"] {
+        assert!(text.lines().any(|written| written == line), "{line} in:\n{text}");
     }
 }
 

@@ -177,6 +177,55 @@ pub enum TrainError {
         /// Message of the probe.
         reason: String,
     },
+    /// No key of a recipe begins with the prefix.
+    #[error("no key starts with {prefix}; closest: {closest}")]
+    NoKey {
+        /// The prefix.
+        prefix: String,
+        /// The most similar key.
+        closest: String,
+    },
+    /// No shipped recipe has the value of a flag, to make a new recipe from.
+    #[error("{flag} {value}: expected one of {known}")]
+    NoTemplate {
+        /// The flag.
+        flag: &'static str,
+        /// Its value.
+        value: String,
+        /// Values of the shipped recipes.
+        known: String,
+    },
+    /// The section `model` of a new recipe is not one of its backbone.
+    #[error("model: {reason}")]
+    ModelSection {
+        /// The key and what is wrong with it.
+        reason: String,
+    },
+    /// No published model has the name.
+    #[error("unknown preset {preset}: expected one of {known}")]
+    UnknownPreset {
+        /// The name.
+        preset: String,
+        /// Names of all presets.
+        known: String,
+    },
+    /// The units of a published model cannot be divided as far as requested.
+    #[error(
+        "run.max_unit_parameters = {most} is too small: units cannot be split below {largest} parameters; \
+         set it to at least that"
+    )]
+    PresetUnits {
+        /// Largest number of parameters that is requested.
+        most: usize,
+        /// Number of parameters of the largest unit.
+        largest: usize,
+    },
+    /// The output of a benchmark has no figures.
+    #[error("{} has no line of JSON: create it with --json", path.display())]
+    NoFigures {
+        /// The file.
+        path: PathBuf,
+    },
     /// The endless data stream ended, which happens only if its threads have died.
     #[error("the data threads ended without an error; this is a bug in ocelli")]
     DataEnded,

@@ -1,5 +1,6 @@
 //! Clusters of rows, and clusters of clusters.
 
+pub mod bench;
 mod empty;
 mod kmeans;
 mod levels;

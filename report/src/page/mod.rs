@@ -5,16 +5,23 @@
 //! can become markup.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipeline::Dataset;
 use serde_json::{Value, json};
 
+use crate::ReportError;
 use crate::gallery::{Gallery, quarantine};
 use crate::run::Run;
 use crate::run::metrics::downsample;
 use crate::run::overview::Overview;
+
+/// Number of bytes at the beginning of a page that contain its title.
+const BEGINNING: u64 = 300;
 
 /// Largest number of points of a curve, more than a screen has columns.
 const MAX_POINTS: usize = 2000;
@@ -29,8 +36,27 @@ pub struct Report {
     pub dataset: Option<Arc<Dataset>>,
 }
 
+/// Returns whether the file at `path` is an earlier page, which may be replaced.
+pub fn is_page(path: &Path) -> bool {
+    let mut beginning = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut beginning));
+    read.is_ok() && String::from_utf8_lossy(&beginning).contains("<title>Ocelli report</title>")
+}
+
+/// Writes the page of `reports` to `path`; returns its length in bytes.
+///
+/// # Errors
+/// [`ReportError::Write`].
+pub fn write_page(path: &Path, reports: &[Report]) -> Result<usize, ReportError> {
+    let made_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let page = html(reports, made_at_s);
+    pipeline::file::replace(path, page.as_bytes())
+        .map_err(|source| ReportError::Write { path: path.to_path_buf(), source })?;
+    Ok(page.len())
+}
+
 /// Renders the page of `reports`, made at `made_at_s` seconds since 1970.
-pub fn html(reports: &[Report], made_at_s: u64) -> String {
+fn html(reports: &[Report], made_at_s: u64) -> String {
     let names = names(reports.iter().map(|report| report.run.workdir.as_path()));
     let runs: Vec<Value> = reports.iter().zip(names).map(|(report, name)| run_data(report, name)).collect();
     let data = json!({

@@ -1,7 +1,7 @@
 //! Charts and sheets of images, as PNG files.
 
 mod canvas;
-pub mod curves;
 pub mod histogram;
 pub mod sheets;
 mod tiles;
+pub mod workdir;

@@ -1,9 +1,11 @@
 //! Starts of a run: one line of `starts.jsonl` for each.
 
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use pipeline::secrets;
 use serde::{Deserialize, Serialize};
+use trainer::run::host_name;
 
 use super::jsonl;
 use crate::ReportError;
@@ -29,6 +31,18 @@ pub struct Start {
 }
 
 impl Start {
+    /// Returns the start of a run on this machine, at this time, by `command` in `folder`.
+    pub fn now(world_size: usize, folder: PathBuf, command: Vec<String>) -> Self {
+        Self {
+            at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
+            version: env!("CARGO_PKG_VERSION").into(),
+            host: host_name(),
+            world_size,
+            folder,
+            command,
+        }
+    }
+
     /// Reads the newest start of the run in `workdir`; `None` for a run of an older release.
     pub(crate) fn read_newest(workdir: &Path) -> Result<Option<Self>, ReportError> {
         let newest: Option<Self> = jsonl::rows(&workdir.join(STARTS))?.pop();

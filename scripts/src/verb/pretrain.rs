@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 use anyhow::bail;
 use augment::Transform;
@@ -15,9 +15,10 @@ use networks::probe::Probe;
 use pipeline::{Dataset, Storage};
 use report::Start;
 use trainer::Plan;
+use trainer::bench::step::least_step_s;
 use trainer::checkpoint::steps;
+use trainer::run::Outcome;
 use trainer::run::fault::Fault;
-use trainer::run::{Outcome, host_name};
 
 use super::report::write_beside;
 use session::{ScoringProbe, Session, initial_model};
@@ -25,9 +26,8 @@ use session::{ScoringProbe, Session, initial_model};
 use crate::cluster::compute;
 use crate::console::{command_line, say};
 use crate::exit::PREEMPTED;
-use crate::forecast::at_least;
 use crate::initial::InitialFlags;
-use crate::progress::Activity;
+use crate::progress::{Activity, format_duration};
 use crate::run_progress::RunProgress;
 use crate::signals::Signals;
 use crate::{pictures, recipes};
@@ -86,7 +86,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         initial_model(&initial, Some(&args.workdir), weights).map_err(|error| error.to_string())
     })?;
     if args.shards.is_empty() {
-        recipes::refuse_commands(&recipe, &args.overrides)?
+        recipe.refuse_commands(&args.overrides)?
     } else {
         recipe.data.shards.clone_from(&args.shards)
     }
@@ -206,11 +206,7 @@ pub(crate) fn pretrain(
         record_start(&workdir, world_size);
         pictures::views(&workdir, &dataset, &pictures_plan);
     });
-    let workdir = fitted.workdir().to_path_buf();
     let outcome = fitted.train(&mut probes, &mut progress);
-    if rank == 0 && outcome.is_ok() {
-        pictures::curves(&workdir);
-    }
     signals.idle();
     Ok((plan, outcome?))
 }
@@ -220,21 +216,21 @@ fn print_notes(plan: &Plan, dataset: &Dataset, device: &Opened) {
     report_turned(dataset, &plan.recipe.data.rules());
     report_bits(dataset, &plan.recipe.data.rules());
     // A forecast that fails must not delay the run.
-    if let Ok(forecast) = at_least(plan, device) {
-        say(format!("note: {forecast}"));
+    if let Ok(step_s) = least_step_s(plan, &device.device) {
+        say(format!(
+            "note: {} steps of {} images: matrix products alone take {:.0} ms per step on this device, {} \
+             in total (a lower bound)",
+            plan.total_steps,
+            plan.recipe.optim.batch_size,
+            1e3 * step_s,
+            format_duration(step_s * plan.total_steps as f64),
+        ));
     }
 }
 
 /// Records the command of this start in the work directory, so that the run can be resumed.
 fn record_start(workdir: &Path, world_size: usize) {
-    let start = Start {
-        at_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64()),
-        version: env!("CARGO_PKG_VERSION").into(),
-        host: host_name(),
-        world_size,
-        folder: std::env::current_dir().unwrap_or_default(),
-        command: command_line(),
-    };
+    let start = Start::now(world_size, std::env::current_dir().unwrap_or_default(), command_line());
     if let Err(error) = start.note(workdir) {
         say(format!("warning: could not record the command in {}: {error}", workdir.display()));
     }

@@ -15,6 +15,7 @@ use networks::Network;
 use pipeline::NoProgress;
 use pipeline::{Dataset, Storage};
 use report::picture::sheets;
+use report::picture::workdir::add_to_events;
 use serde_json::json;
 use session::{Backbone, EvaluatedNetwork, Initial, NetworkSettings, Session};
 use trainer::run::Outcome;
@@ -190,7 +191,7 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Vec<(Str
     // A quickstart that is started again replaces the file.
     export::write(&backbone, &card, &file, Format::Safetensors, Precision::F32, true)?;
     draw_neighbors(args, split, &open.network)?;
-    crate::pictures::show(&args.workdir, "neighbors", open.step().unwrap_or_default());
+    add_to_events(&args.workdir, "neighbors", open.step().unwrap_or_default());
     let mut table = vec![(open.which.clone(), scores)];
     let progress = StageBar::new();
     table.extend(split.score_baselines(&open.network, &protocols, device, &progress)?);

@@ -1,30 +1,24 @@
 //! `ocelli report`: one HTML page about a run, or about several side by side.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use eval::image_sets::{set_name, with_names};
 use eval::probe::wanted;
 use eval::{ImageSet, Source, features};
 use kernels::device::Device;
-use pipeline::NoProgress;
-use pipeline::url::{ShardUrl, expand};
-use pipeline::{Dataset, Storage};
-use report::{Gallery, GalleryOptions, Report, Run, html};
+use pipeline::{Dataset, NoProgress, Storage};
+use prep::open::open_dataset;
+use report::{Gallery, GalleryOptions, Report, Run, is_page, write_page};
 use serde_json::json;
+use session::open_local;
 
 use crate::cluster::compute::DeviceFlag;
 use crate::console::say;
 use crate::network_flags::NetworkFlags;
 use crate::pictures;
-use prep::open::{is_folder_of_images, open_dataset};
-
-/// Number of bytes at the beginning of a page that contain its title.
-const BEGINNING: u64 = 300;
 
 /// Default number of images of each sheet.
 const N_IMAGES: usize = 8;
@@ -90,13 +84,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         (None, [run]) => run.workdir.join("report.html"),
         (None, _) => PathBuf::from("report.html"),
     };
-    if out.exists() && !is_report(&out) {
+    if out.exists() && !is_page(&out) {
         bail!("{} exists and is not an Ocelli report; choose another --out", out.display());
     }
     let device = args.device.open()?.device;
     let reports: Vec<Report> =
         runs.into_iter().map(|run| create_report(args, run, storage, &device, None)).collect();
-    let n_bytes = write(&out, &reports)?;
+    let n_bytes = write_page(&out, &reports)?;
     if args.json {
         out!("{}", json!({ "file": out.display().to_string(), "bytes": n_bytes, "runs": reports.len() }));
     } else {
@@ -115,36 +109,24 @@ pub(crate) fn write_beside(
     device: &Device,
 ) -> anyhow::Result<PathBuf> {
     let out = workdir.join("report.html");
-    if out.exists() && !is_report(&out) {
+    if out.exists() && !is_page(&out) {
         bail!("{} exists and is not an Ocelli report", out.display());
     }
     let args = Args { n_images: N_IMAGES, candidates: CANDIDATES, ..Args::default() };
     let sheet = draws_neighbors.then_some(workdir);
     let report = create_report(&args, Run::open(workdir)?, storage, device, sheet);
-    write(&out, &[report])?;
+    write_page(&out, &[report])?;
     Ok(out)
-}
-
-/// Writes the page of `reports` to `out`; returns its length in bytes.
-fn write(out: &Path, reports: &[Report]) -> anyhow::Result<usize> {
-    let made_at_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let page = html(reports, made_at_s);
-    pipeline::file::replace(out, page.as_bytes())
-        .with_context(|| format!("cannot write {}", out.display()))?;
-    Ok(page.len())
-}
-
-/// Returns `true` if `path` is an earlier report, which may be replaced.
-fn is_report(path: &Path) -> bool {
-    let mut beginning = Vec::new();
-    let read = std::fs::File::open(path).and_then(|file| file.take(BEGINNING).read_to_end(&mut beginning));
-    read.is_ok() && String::from_utf8_lossy(&beginning).contains("<title>Ocelli report</title>")
 }
 
 /// Creates the report of a run with its shards, if available, and its pictures. Its neighbors are
 /// drawn into `sheet` as well.
 fn create_report(args: &Args, run: Run, storage: &Storage, device: &Device, sheet: Option<&Path>) -> Report {
-    let run_shards = open_run_shards(&run, storage);
+    let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
+    let run_shards = match open_local(&run.status.plan.recipe.data, &folder, storage) {
+        Ok((dataset, paths)) => Ok((Arc::new(dataset), paths)),
+        Err(error) => Err(format!("{error}; choose images with `ocelli report --images`")),
+    };
     let mut gallery = None;
     if !args.no_pictures {
         let images = if args.images.is_empty() {
@@ -152,7 +134,7 @@ fn create_report(args: &Args, run: Run, storage: &Storage, device: &Device, shee
         } else {
             match open_dataset(&args.images, storage) {
                 Ok(dataset) => Ok((Arc::new(dataset), args.images.clone())),
-                Err(error) => Err(format!("{error:#}")),
+                Err(error) => Err(error.to_string()),
             }
         };
         gallery = Some(images.and_then(|(dataset, specs)| {
@@ -164,31 +146,6 @@ fn create_report(args: &Args, run: Run, storage: &Storage, device: &Device, shee
         say(format!("warning: {}: no pictures: {reason}", run.workdir.display()));
     }
     Report { run, gallery, dataset: run_shards.ok().map(|(dataset, _)| dataset) }
-}
-
-/// Opens the run's shards, if they are on a disk, and returns their paths with them: opening a
-/// remote shard may fetch it. Paths are relative to the folder where the run was started.
-fn open_run_shards(run: &Run, storage: &Storage) -> Result<(Arc<Dataset>, Vec<String>), String> {
-    let folder = run.start.as_ref().map(|start| start.folder.clone()).unwrap_or_default();
-    let hint = "choose images with `ocelli report --images`";
-    let mut paths = Vec::new();
-    for spec in &run.status.plan.recipe.data.shard_lists() {
-        let path = folder.join(spec).to_string_lossy().into_owned();
-        if is_folder_of_images(&path).unwrap_or(false) {
-            paths.push(path);
-            continue;
-        }
-        for shard in expand(std::slice::from_ref(spec)).map_err(|error| format!("{error}; {hint}"))? {
-            match shard {
-                ShardUrl::File(path) => paths.push(folder.join(path).to_string_lossy().into_owned()),
-                ShardUrl::Remote(_) | ShardUrl::Pipe(_) => {
-                    return Err(format!("the shards are on a server; {hint}"));
-                }
-            }
-        }
-    }
-    let dataset = open_dataset(&paths, storage).map_err(|error| format!("{error:#}; {hint}"))?;
-    Ok((Arc::new(dataset), paths))
 }
 
 /// Creates the pictures of the images of `dataset`, the shards `specs`.

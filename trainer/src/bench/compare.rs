@@ -19,6 +19,11 @@ use super::noise::noise_batch;
 use crate::error::TrainError;
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::Plan;
+use crate::step::precision::Arithmetic;
+
+/// Largest accepted ratio of a device's difference in gradients to the CPU's own variation, where
+/// that is more than the tolerance: the gradients of some units jump by random amounts.
+pub const MAX_VARIATIONS: f64 = 4.0;
 
 /// Largest relative change of a weight when the CPU's own gradient is computed again.
 const NUDGE: f32 = 1e-6;
@@ -50,7 +55,72 @@ pub struct UnitGradient {
     pub cpu_variation: f64,
 }
 
+/// A difference, and the largest that is accepted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CheckedDifference {
+    /// Name of the numbers.
+    pub name: &'static str,
+    /// The difference.
+    pub difference: f64,
+    /// Largest difference that is accepted.
+    pub most: f64,
+}
+
+/// Largest differences that are accepted: rounding in another order, and on tensor cores.
+struct Tolerance {
+    embeddings: f64,
+    loss: f64,
+    gradients: f64,
+    steps: f64,
+}
+
+impl Tolerance {
+    fn new(arithmetic: Arithmetic) -> Self {
+        match arithmetic {
+            // Products may round their factors to 10 bits and more (TF32).
+            Arithmetic::F32 => Self { embeddings: 1e-2, loss: 1e-3, gradients: 2e-2, steps: 1e-2 },
+            Arithmetic::Bf16 => Self { embeddings: 5e-2, loss: 1e-2, gradients: 2e-1, steps: 5e-2 },
+        }
+    }
+}
+
+impl CheckedDifference {
+    /// Returns whether the difference is accepted; NaN is not.
+    pub fn is_right(&self) -> bool {
+        self.difference <= self.most
+    }
+}
+
 impl Comparison {
+    /// Checks all differences, where products have `arithmetic`.
+    pub fn check(&self, arithmetic: Arithmetic) -> [CheckedDifference; 4] {
+        let tolerance = Tolerance::new(arithmetic);
+        let mut most_in_gradients = tolerance.gradients;
+        if self.has_sensitive_gradients(arithmetic) {
+            most_in_gradients = MAX_VARIATIONS * self.worst_cpu_variation();
+        }
+        [
+            CheckedDifference { name: "embeddings", difference: self.embeddings, most: tolerance.embeddings },
+            CheckedDifference { name: "loss", difference: self.loss, most: tolerance.loss },
+            CheckedDifference {
+                name: "gradients",
+                difference: self.worst_gradient(),
+                most: most_in_gradients,
+            },
+            CheckedDifference {
+                name: "losses of steps",
+                difference: self.worst_step(),
+                most: tolerance.steps,
+            },
+        ]
+    }
+
+    /// Returns whether the CPU's own gradients vary so much that more is accepted than rounding
+    /// explains, where products have `arithmetic`.
+    pub fn has_sensitive_gradients(&self, arithmetic: Arithmetic) -> bool {
+        MAX_VARIATIONS * self.worst_cpu_variation() > Tolerance::new(arithmetic).gradients
+    }
+
     /// Returns the largest of the gradients' differences.
     pub fn worst_gradient(&self) -> f64 {
         self.gradients.iter().map(|gradient| gradient.difference).fold(0.0, f64::max)

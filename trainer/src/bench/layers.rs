@@ -13,6 +13,7 @@ use std::time::Instant;
 use burn_tensor::{DType, Device, Distribution, Tensor};
 use kernels::device::readback::{DeviceFailure, failure, read_back};
 use kernels::ops::{FlatGradient, cast, linear, part, seed};
+use serde_json::{Value, json};
 
 use super::Times;
 use super::compare::{have_same_bits, read_in_f32};
@@ -82,10 +83,39 @@ impl Layer {
     }
 }
 
+impl LayerBench {
+    /// Returns whether rounding explains all errors, where products have `arithmetic`, and all
+    /// passes gave the same bits.
+    pub fn is_right(&self, arithmetic: Arithmetic) -> bool {
+        self.errors.are_at_most(&LayerErrors::tolerance(arithmetic)) && self.is_repeatable
+    }
+
+    /// Returns the measurements of `layer` on `n_tokens` tokens as JSON, where products have
+    /// `arithmetic`.
+    pub fn to_json(&self, layer: Layer, n_tokens: usize, arithmetic: Arithmetic) -> Value {
+        json!({
+            "layer": layer.name,
+            "tokens": n_tokens,
+            "input": layer.input,
+            "output": layer.output,
+            "forward_ms": self.forward.median_ms,
+            "both_ms": self.both.median_ms,
+            "errors": self.errors.to_array(),
+            "repeatable": self.is_repeatable,
+            "right": self.is_right(arithmetic),
+        })
+    }
+}
+
 impl LayerErrors {
+    /// Returns the errors of y, gx, gW and gb.
+    pub fn to_array(self) -> [f64; 4] {
+        [self.output, self.input_gradient, self.weight_gradient, self.bias_gradient]
+    }
+
     /// Returns the largest errors that rounding explains: results in bf16 have 9 bits, sums of
     /// products of bf16 in f32 are nearly exact, and NVIDIA's GPUs round factors in f32 to 11 bits.
-    pub fn tolerance(arithmetic: Arithmetic) -> Self {
+    fn tolerance(arithmetic: Arithmetic) -> Self {
         match arithmetic {
             Arithmetic::Bf16 => {
                 Self { output: 3e-2, input_gradient: 3e-2, weight_gradient: 1e-3, bias_gradient: 1e-3 }
@@ -97,7 +127,7 @@ impl LayerErrors {
     }
 
     /// Returns whether no error is larger than that of `tolerance` or NaN.
-    pub fn are_at_most(&self, tolerance: &Self) -> bool {
+    fn are_at_most(&self, tolerance: &Self) -> bool {
         self.output <= tolerance.output
             && self.input_gradient <= tolerance.input_gradient
             && self.weight_gradient <= tolerance.weight_gradient
@@ -350,8 +380,7 @@ mod tests {
         let device = Device::flex();
         for arithmetic in [Arithmetic::F32, Arithmetic::Bf16] {
             let measured = measure(layer, 100, arithmetic, 1, &device).unwrap();
-            let are_small = measured.errors.are_at_most(&LayerErrors::tolerance(arithmetic));
-            assert!(measured.is_repeatable && are_small, "{measured:?}");
+            assert!(measured.is_right(arithmetic), "{measured:?}");
             let factors = Factors::random(layer, 100, arithmetic, &device);
             let numbers = factors.read().unwrap();
             let errors = errors_after(&factors, &numbers, |results| results.g[0] += 5.0);

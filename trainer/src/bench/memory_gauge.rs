@@ -1,4 +1,7 @@
-//! The memory in use, as the program that measures can tell.
+//! The memory in use: on the CPU, the program that measures counts it; a GPU's allocator reports
+//! it.
+
+use burn_tensor::Device;
 
 /// Gauge of the memory in use.
 pub trait MemoryGauge {
@@ -8,4 +11,21 @@ pub trait MemoryGauge {
     fn peak_bytes(&self) -> usize;
     /// Restarts the measurement of the peak.
     fn reset_peak(&self);
+}
+
+/// The allocator of a GPU, as far as it reports: bytes in use, and bytes reserved.
+pub struct DevicePool<'a>(pub &'a Device);
+
+impl MemoryGauge for DevicePool<'_> {
+    fn bytes(&self) -> usize {
+        self.0.memory_pool_usage().map_or(0, |usage| usage.bytes_in_use as usize)
+    }
+
+    fn peak_bytes(&self) -> usize {
+        self.0.memory_pool_usage().map_or(0, |usage| usage.bytes_reserved as usize)
+    }
+
+    fn reset_peak(&self) {
+        self.0.memory_cleanup();
+    }
 }

@@ -1,8 +1,11 @@
 //! Measurements of `ocelli bench`.
 
+pub mod allocator;
 pub mod backbone;
 pub mod compare;
+pub mod figures;
 pub mod layers;
+pub mod loader;
 pub mod memory_gauge;
 pub mod noise;
 pub mod operations;

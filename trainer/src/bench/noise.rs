@@ -1,6 +1,7 @@
 //! Batches of noise, for measurements without a data path.
 
 use augment::{Batch, Depth, MultiCrop, PixelFormat, ViewRng, Views};
+use ranks::topology::Topology;
 
 /// Creates a batch of noise for `multicrop`, of pixels of `format`.
 pub fn noise_batch(multicrop: &MultiCrop, format: PixelFormat, n_samples: usize, seed: u64) -> Batch {
@@ -15,6 +16,19 @@ pub fn noise_batch(multicrop: &MultiCrop, format: PixelFormat, n_samples: usize,
         samples.push(Views { groups });
     }
     Batch { index: 0, samples, labels: vec![None; n_samples], sample_ids: (0..n_samples as u64).collect() }
+}
+
+/// Selects the images of a global batch that belong to a rank.
+pub fn rank_share(batch: Batch, topology: Topology) -> Batch {
+    let mut samples = Vec::new();
+    let mut sample_ids = Vec::new();
+    for (i, sample) in batch.samples.into_iter().enumerate() {
+        if i % topology.world_size == topology.data_rank() {
+            samples.push(sample);
+            sample_ids.push(i as u64);
+        }
+    }
+    Batch { index: batch.index, labels: vec![None; samples.len()], samples, sample_ids }
 }
 
 /// Draws `n_pixels` pixels of `format`: integers from their full range, or floating-point values in

@@ -4,6 +4,7 @@
 use burn_tensor::{DType, Device, Distribution, Tensor};
 use kernels::device::readback::DeviceFailure;
 use kernels::ops::{Pairs, attention, cast, cross_entropy, gelu, layer_norm, seed, swiglu, unit_rows};
+use serde_json::{Value, json};
 
 use super::compare::{difference, have_same_bits, read_in_f32};
 use crate::step::precision::Arithmetic;
@@ -102,8 +103,25 @@ impl Operation {
         if self.has_type_of_products { arithmetic.dtype() } else { DType::F32 }
     }
 
+    /// Returns whether rounding explains `differences`, where products have `arithmetic`, and all
+    /// passes gave the same bits.
+    pub fn accepts(&self, differences: &OperationDifferences, arithmetic: Arithmetic) -> bool {
+        let most = self.tolerance(arithmetic);
+        differences.result <= most && differences.gradients <= most && differences.is_repeatable
+    }
+
+    /// Returns `differences` as JSON, where products have `arithmetic`.
+    pub fn to_json(&self, differences: &OperationDifferences, arithmetic: Arithmetic) -> Value {
+        json!({
+            "operation": self.name,
+            "differences": [differences.result, differences.gradients],
+            "repeatable": differences.is_repeatable,
+            "right": self.accepts(differences, arithmetic),
+        })
+    }
+
     /// Returns the largest difference that rounding explains, where products have `arithmetic`.
-    pub fn tolerance(&self, arithmetic: Arithmetic) -> f64 {
+    fn tolerance(&self, arithmetic: Arithmetic) -> f64 {
         // Products in f32 may round their factors to 11 bits (TF32).
         if self.dtype(arithmetic) == DType::BF16 { 3e-2 } else { 5e-3 }
     }
@@ -192,9 +210,7 @@ mod tests {
             assert!(exact.is_repeatable, "{operation:?}: {exact:?}");
             assert_eq!([exact.result, exact.gradients], [0.0; 2], "{operation:?}");
             let rounded = operation.compare(Arithmetic::Bf16, &Device::flex()).unwrap();
-            let tolerance = operation.tolerance(Arithmetic::Bf16);
-            let is_close = rounded.result <= tolerance && rounded.gradients <= tolerance;
-            assert!(is_close, "{operation:?}: {rounded:?}");
+            assert!(operation.accepts(&rounded, Arithmetic::Bf16), "{operation:?}: {rounded:?}");
             assert_eq!(rounded.result > 0.0, operation.has_type_of_products, "{operation:?}: {rounded:?}");
         }
     }

@@ -3,16 +3,14 @@
 
 use std::time::Instant;
 
-use augment::Batch;
 use burn_tensor::Device;
 use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 use ranks::mesh::Traffic;
-use ranks::topology::Topology;
 
 use super::median;
 use super::memory_gauge::MemoryGauge;
-use super::noise::noise_batch;
+use super::noise::{noise_batch, rank_share};
 use crate::cost::model_cost;
 use crate::error::TrainError;
 use crate::estimate::Memory;
@@ -95,17 +93,4 @@ pub fn run(
         loss,
     };
     Ok((bench, trainer.comm))
-}
-
-/// Selects the images of a global batch that belong to a rank.
-pub fn rank_share(batch: Batch, topology: Topology) -> Batch {
-    let mut samples = Vec::new();
-    let mut sample_ids = Vec::new();
-    for (i, sample) in batch.samples.into_iter().enumerate() {
-        if i % topology.world_size == topology.data_rank() {
-            samples.push(sample);
-            sample_ids.push(i as u64);
-        }
-    }
-    Batch { index: batch.index, labels: vec![None; samples.len()], samples, sample_ids }
 }

@@ -125,6 +125,18 @@ fn whole_steps_ms(
     Ok(all)
 }
 
+/// Returns the least seconds that the matrix products of a step of `plan` take on `device`. Norms,
+/// attention weights, the optimizer, data and waiting are not included.
+///
+/// # Errors
+/// [`TrainError::Recipe`] for an invalid plan.
+pub fn least_step_s(plan: &Plan, device: &Device) -> Result<f64, TrainError> {
+    let flops = step_flops(&model_cost(plan)?, &Placement::from_plan(plan)).with_recomputation;
+    // Large enough to reach the rate of the device, small enough to be fast.
+    let side = if *device == Device::flex() { 768 } else { 4096 };
+    Ok(flops / matrix_peak(device, side, plan.recipe.optim.precision.compute))
+}
+
 /// Draws a square matrix of side `n` of normal numbers.
 fn random_matrix(device: &Device, n: usize, arithmetic: Arithmetic, seed: u64) -> Tensor<2> {
     device.seed(seed);

@@ -11,7 +11,7 @@ use super::columns::{divided, dividing};
 use super::methods::on_ranks;
 use super::{batch, pair, plans};
 use crate::Plan;
-use crate::bench::shard::rank_share;
+use crate::bench::noise::rank_share;
 use crate::cost::model_cost;
 use crate::estimate::{Placement, traffic};
 use crate::optim::state::UnitShard;

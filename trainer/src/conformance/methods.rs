@@ -18,7 +18,7 @@ use ranks::engine::{Engine, Local, LocalGroup, Reduction};
 
 use super::step::{N_PERTURBATIONS, differences, perturb_weights};
 use super::{batch, pair, plans};
-use crate::bench::shard::rank_share;
+use crate::bench::noise::rank_share;
 use crate::checkpoint::{Saver, resume};
 use crate::method::network::{Backbone, UpdateRule};
 use crate::method::{CustomViews, ViewsConfig};

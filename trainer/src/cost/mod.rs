@@ -8,4 +8,4 @@ mod presets;
 
 pub use head_rows::OutputPart;
 pub use model::{ModelCost, NetworkCost, UnitCost, model_cost};
-pub use presets::{PRESETS, preset};
+pub use presets::{PRESETS, checked_preset, preset};

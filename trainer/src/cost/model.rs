@@ -97,9 +97,14 @@ pub struct ModelCost {
     pub masked: Option<MaskedCount>,
 }
 
-#[cfg(test)]
 impl UnitCost {
+    /// Returns the number of elements of the parameters of all `units`.
+    pub fn total_numel(units: &[Self]) -> usize {
+        units.iter().map(|unit| unit.numel).sum()
+    }
+
     /// Returns a unit that costs nothing.
+    #[cfg(test)]
     pub(crate) fn empty(name: &str) -> Self {
         let nothing = Elements::default();
         Self {
@@ -184,6 +189,13 @@ impl ModelCost {
     /// Returns the number of elements of the parameters of the largest unit of a backbone.
     pub fn largest_unit(&self) -> usize {
         self.networks().flat_map(|network| &network.backbone).map(|unit| unit.numel).max().unwrap_or(0)
+    }
+
+    /// Returns the number of elements that a checkpoint holds: weights and moments of the trained
+    /// network, and weights of the others but frozen ones.
+    pub fn checkpoint_numel(&self) -> usize {
+        let others = self.others.iter().filter(|network| !network.is_frozen);
+        (1 + self.n_moments) * self.trained.numel() + others.map(NetworkCost::numel).sum::<usize>()
     }
 
     /// Returns the number of ranks among which columns are divided; 1 if none are.

@@ -8,6 +8,7 @@ use augment::MultiCrop;
 use networks::backbone::ModelConfig;
 
 use super::model::{ModelCost, views_cost};
+use crate::error::TrainError;
 use crate::method::{MethodConfig, MethodContext};
 use crate::schedule::RunLength;
 
@@ -66,6 +67,21 @@ pub fn preset(name: &str, max_numel: Option<usize>) -> Option<ModelCost> {
     let method = method.build(&cx).expect("a method of this file");
     let views = method.views().groups();
     Some(views_cost(name, &model, method.as_ref(), &views, run.n_moments, max_numel))
+}
+
+/// Returns the costs of the preset `name` as [`preset`], with units divided as far as requested.
+///
+/// # Errors
+/// [`TrainError::UnknownPreset`], [`TrainError::PresetUnits`].
+pub fn checked_preset(name: &str, max_numel: Option<usize>) -> Result<ModelCost, TrainError> {
+    let Some(model) = preset(name, max_numel) else {
+        return Err(TrainError::UnknownPreset { preset: name.into(), known: PRESETS.join(", ") });
+    };
+    let largest = model.largest_unit();
+    match max_numel {
+        Some(most) if largest > most => Err(TrainError::PresetUnits { most, largest }),
+        _ => Ok(model),
+    }
 }
 
 /// Returns a run of SEER's RegNetY under SwAV, with stochastic gradient descent.

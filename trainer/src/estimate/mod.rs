@@ -10,24 +10,33 @@
 //! time         the computation, and what it waits for: the units and their collectives on a timeline
 //! ```
 
+mod advice;
 mod collectives;
+mod divided;
 mod fabric;
 mod failure;
 mod gpu;
 mod gradients;
+mod hardware;
 mod heads;
 mod memory;
 mod placed;
 mod placement;
+mod planner;
+mod remedies;
 mod retention;
 mod time;
 mod traffic;
 
+pub use advice::Advice;
+pub use divided::DividedModel;
 pub use fabric::{Fabric, LONG_MESSAGE_BYTES, Latency};
 pub use failure::{Goodput, goodput};
 pub use gpu::{EFFICIENCY, GPUS, Gpu};
+pub use hardware::{Hardware, Speed};
 pub use memory::{Memory, memory};
 pub use placement::Placement;
+pub use planner::{PlanRow, Planner, PlannerSettings, RowEstimate, plan_to_json};
 pub use retention::{fit, least_memory, retention};
 pub use time::{StepFlops, StepTime, step_flops, step_time};
 pub use traffic::{Traffic, traffic};

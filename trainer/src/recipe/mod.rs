@@ -11,6 +11,8 @@ mod parse;
 pub mod plan;
 pub(crate) mod resolve;
 mod schema;
+mod template;
+mod title;
 mod values;
 pub(crate) mod warnings;
 
@@ -24,19 +26,41 @@ use networks::FirstLayer;
 use networks::backbone::{ModelConfig, RGB_CHANNELS};
 use networks::patches::{Normalization, Pixels};
 use pipeline::source_name::split_source;
+use pipeline::url::contains_command;
 use ranks::topology::Sharding;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 use self::optim::OptimConfig;
+use self::parse::override_key;
 use self::schema::Form;
 pub use self::schema::Key;
+pub use self::template::{TemplateRequest, Templates};
+pub use self::title::title;
 use crate::error::TrainError;
 use crate::method::{MethodConfig, ViewsConfig};
 
 /// Returns the reference of all keys of a recipe, section by section.
 pub fn keys() -> Vec<Key> {
     schema::keys(form())
+}
+
+/// Returns the keys whose paths begin with `prefix`.
+///
+/// # Errors
+/// [`TrainError::NoKey`] with the most similar key if there is none.
+pub fn find_keys(prefix: &str) -> Result<Vec<Key>, TrainError> {
+    let all = keys();
+    let found: Vec<Key> = all.iter().filter(|key| key.path.starts_with(prefix)).cloned().collect();
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let closest = all.iter().max_by(|a, b| {
+        let similarities = [a, b].map(|key| strsim::jaro_winkler(&key.path, prefix));
+        similarities[0].total_cmp(&similarities[1])
+    });
+    let closest = closest.map_or_else(|| "none".into(), |key| key.path.clone());
+    Err(TrainError::NoKey { prefix: prefix.into(), closest })
 }
 
 /// Returns the form of a recipe.
@@ -126,6 +150,31 @@ impl Recipe {
         } else {
             self
         }
+    }
+
+    /// Rejects commands among the shards: recipes are shared, and must not run commands
+    /// unexpectedly. Shards in `overrides` come from the command line and are allowed.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`].
+    pub fn refuse_commands(&self, overrides: &[String]) -> Result<(), TrainError> {
+        let overrides_shards =
+            overrides.iter().any(|entry| matches!(override_key(entry), "data.shards" | "data"));
+        if overrides_shards || !contains_command(&self.data.shards) {
+            return Ok(());
+        }
+        let reason = "data.shards names a command (pipe:…), which recipes may not run: pass it with --shards";
+        Err(self.error(reason.into()))
+    }
+
+    /// Sets the images of a step to `batch_size`, and adapts settings that count images.
+    pub fn fit_batch(&mut self, batch_size: usize) {
+        self.optim.batch_size = batch_size;
+        // Groups of a batch of thousands do not divide a small one.
+        if !batch_size.is_multiple_of(self.optim.stat_images()) {
+            self.optim.stat_images = 0;
+        }
+        self.method.fit_batch(batch_size);
     }
 
     /// Returns the error of this recipe, for `reason`.

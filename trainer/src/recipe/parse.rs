@@ -70,6 +70,11 @@ fn replace_model(recipe: &mut toml::Table, read_model: ReadModel<'_>) -> Result<
 /// Units of a length of time, which has exactly one.
 const UNITS: [&str; 4] = ["steps", "epochs", "samples", "percent"];
 
+/// Returns the key of an override such as `optim.lr=1e-3`.
+pub(super) fn override_key(entry: &str) -> &str {
+    entry.split('=').next().unwrap_or_default().trim()
+}
+
 /// Sets one dotted key.
 fn set(table: &mut toml::Table, entry: &str) -> Result<(), String> {
     let (path, value) = entry.split_once('=').ok_or(format!("--set {entry}: expected key=value"))?;

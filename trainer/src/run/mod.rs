@@ -11,6 +11,7 @@ pub(crate) mod heartbeat;
 mod job;
 mod journal;
 mod metrics;
+mod pace;
 mod rank;
 mod source_counts;
 pub mod status;
@@ -22,6 +23,7 @@ mod workdir;
 pub use health::Concern;
 pub use heartbeat::host_name;
 pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress, Quiet};
+pub use pace::Pace;
 
 use std::io;
 use std::path::Path;

@@ -27,6 +27,18 @@ pub struct Phases {
 }
 
 impl Phases {
+    /// Returns the phases of the step in order, each with its name.
+    pub fn named(&self) -> [(&'static str, f64); 6] {
+        [
+            ("input", self.input_ms),
+            ("targets", self.targets_ms),
+            ("forward", self.forward_ms),
+            ("heads and loss", self.head_ms),
+            ("backward", self.backward_ms),
+            ("update", self.update_ms),
+        ]
+    }
+
     /// Returns the time of the whole step.
     pub fn total_ms(&self) -> f64 {
         self.input_ms + self.targets_ms + self.forward_ms + self.head_ms + self.backward_ms + self.update_ms

@@ -279,7 +279,7 @@ impl Unit for Block {
     ///   or with gates both halves before the activation, and their product;
     /// - with LayerScale also its input, for all sequences.
     ///
-    /// Measured with `ocelli bench shard` on CPUs; GPUs keep the output of the GELU too.
+    /// Measured on CPUs; GPUs keep the output of the GELU too.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let width = self.width as f64;
         let hidden = self.hidden as f64;

@@ -8,13 +8,12 @@ use ranks::launch::Launch;
 use serde_json::json;
 use trainer::Plan;
 use trainer::bench::shard::{ShardBench, run as bench};
-use trainer::estimate::fit;
 
-use super::memory_gauge::gauge;
-use session::{connect, machine};
+use session::{connect, plan_on_ranks};
+use trainer::bench::memory_gauge::{DevicePool, MemoryGauge};
 
 use crate::cluster::compute;
-use crate::recipes;
+use crate::{MEMORY, recipes};
 
 /// Modes that are compared, as a recipe would set them.
 const MODES: [(&str, &[&str]); 5] = [
@@ -74,12 +73,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if launch.rank == 0 {
         print_heading(args, &modes[0].1, launch.world_size);
     }
-    session::check_types(&modes[0].1, &device)?;
-    let memory = gauge(&device);
+    let pool = DevicePool(&device.device);
+    let memory: &dyn MemoryGauge = if device.kind == DeviceKind::Cpu { &MEMORY } else { &pool };
     let mut rows = Vec::new();
     for (name, plan) in &modes {
         let measured;
-        (measured, comm) = bench(plan, comm, args.repeats, &*memory, &device.device)?;
+        (measured, comm) = bench(plan, comm, args.repeats, memory, &device.device)?;
         if launch.rank == 0 {
             print_row(name, &measured);
             rows.push(row_to_json(name, plan, &measured));
@@ -102,13 +101,8 @@ fn plan_mode(
 ) -> anyhow::Result<Plan> {
     let mut overrides = args.overrides.clone();
     overrides.extend(settings.iter().map(ToString::to_string));
-    let mut recipe = recipes::load_for_bench(&args.recipe, &overrides, args.batch, 8)?;
-    recipe.run.offload &= device.kind != DeviceKind::Cpu;
-    let n_local = launch.n_local.unwrap_or(1);
-    let resources = machine::rank_resources(n_local, n_sharers, device);
-    // The size of the data set affects only schedules, which a benchmark does not follow.
-    let plan = trainer::resolve(recipe, 1 << 20)?.for_ranks(launch.world_size, resources)?;
-    Ok(fit(plan, resources)?)
+    let recipe = recipes::load_for_bench(&args.recipe, &overrides, args.batch, 8)?;
+    Ok(plan_on_ranks(recipe, device, launch, n_sharers)?)
 }
 
 /// Prints the settings, and the names of the columns.

@@ -3,19 +3,15 @@
 use std::process::ExitCode;
 
 use kernels::device::{DeviceKind, Opened};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use trainer::Plan;
-use trainer::bench::step::StepBench;
-use trainer::estimate::fit;
+use trainer::bench::memory_gauge::{DevicePool, MemoryGauge};
+use trainer::bench::step::{matrix_peak, steps};
 
-use super::compare::{CompareFlag, compare_figures};
-use super::memory_gauge::gauge;
-use crate::cluster::compute::DeviceFlag;
-use session::machine;
-
+use super::{CompareFlag, print_figures};
 use crate::cluster::compute;
-use crate::memory::MEMORY;
-use crate::recipes;
+use crate::cluster::compute::DeviceFlag;
+use crate::{MEMORY, recipes};
 
 /// Flags of `bench step`.
 #[derive(clap::Args)]
@@ -64,12 +60,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(workers) = args.workers {
         recipe.run.workers = workers;
     }
-    recipe.run.offload &= device.kind != DeviceKind::Cpu;
-    // The size of the data set affects only schedules, which a benchmark does not follow.
-    let plan = trainer::resolve(recipe, 1 << 20)?;
-    let room = machine::rank_resources(1, 1, &device);
-    let mut plan = fit(plan.for_ranks(1, room)?, room)?;
-    session::check_types(&plan, &device)?;
+    let mut plan = session::plan_alone(recipe, &device)?;
     compute::choose_kernels(&mut plan, &device)?;
     let mut figures =
         if args.backbone { backbone(args, &plan, &device)? } else { step(args, &plan, &device)? };
@@ -80,31 +71,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     figures["workers"] = json!(plan.n_workers);
     figures["compute"] = json!(plan.recipe.optim.precision.compute);
     figures["device"] = json!(device.name);
-    if let Some(before) = before {
-        for line in compare_figures(&before, &figures) {
-            out!("{line}");
-        }
-    }
-    if args.json {
-        out!("{figures}");
-    }
+    print_figures(before.as_ref(), &figures, args.json);
     Ok(ExitCode::SUCCESS)
 }
 
 /// Measures steps and prints the results; returns the figures as JSON.
 fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
-    let StepBench { phases, step, products, flops, peak_bytes } =
-        trainer::bench::step::steps(plan, args.repeats, &device.device)?;
-    let total = phases.total_ms();
+    let bench = steps(plan, args.repeats, &device.device)?;
+    let total = bench.phases.total_ms();
     let batch_size = plan.recipe.optim.batch_size;
-    let rows = [
-        ("input", phases.input_ms),
-        ("targets", phases.targets_ms),
-        ("forward", phases.forward_ms),
-        ("heads and loss", phases.head_ms),
-        ("backward", phases.backward_ms),
-        ("update", phases.update_ms),
-    ];
     out!(
         "{}, batch {batch_size}, {} on {}: medians of {}",
         args.recipe,
@@ -115,38 +90,45 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
         device.name,
         args.repeats
     );
-    for (name, ms) in rows {
+    let mut phases = Map::new();
+    for (name, ms) in bench.phases.named() {
         out!("{name:<18} {ms:9.1} ms {:5.1} %", 100.0 * ms / total);
+        phases.insert(name.replace(' ', "_"), json!(ms));
     }
-    let step_ms = step.median_ms;
-    let [shortest, longest] = step.range_ms;
+    let step_ms = bench.step.median_ms;
+    let [shortest, longest] = bench.step.range_ms;
     let rate = 1e3 * batch_size as f64 / step_ms;
     out!("{:<18} {total:9.1} ms", "sum of phases");
     out!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s; {shortest:.1} to {longest:.1} ms", "step");
-    print_products(products, step_ms);
+    if let Some([alone_ms, flops]) = bench.products {
+        let share = 100.0 * alone_ms / step_ms;
+        let rate = flops / alone_ms / 1e9;
+        out!(
+            "{:<18} {alone_ms:9.1} ms {share:5.1} % of the step; alone, {rate:.3} TFLOP/s",
+            "matrix products alone"
+        );
+    }
     let arithmetic = plan.recipe.optim.precision.compute;
     let side = if device.kind == DeviceKind::Cpu { 1024 } else { 8192 };
-    let peak = trainer::bench::step::matrix_peak(&device.device, args.matrix.unwrap_or(side), arithmetic);
-    let achieved = flops.needed / (step_ms / 1e3);
+    let peak = matrix_peak(&device.device, args.matrix.unwrap_or(side), arithmetic);
+    let achieved = bench.flops.needed / (step_ms / 1e3);
     out!(
         "{:<18} {:9.3} TFLOP/s, {:.1} % of {:.3} for one large product; {:.2} operations per necessary one",
         "matrix products",
         achieved / 1e12,
         100.0 * achieved / peak,
         peak / 1e12,
-        flops.with_recomputation / flops.needed
+        bench.flops.with_recomputation / bench.flops.needed
     );
     // On the CPU, the peak is that of this process.
-    let memory = peak_bytes.unwrap_or(MEMORY.peak() as u64);
+    let memory = bench.peak_bytes.unwrap_or(MEMORY.peak_bytes() as u64);
     out!("{:<18} {:9.2} GB", "memory, peak", memory as f64 / 1e9);
-    let phases: serde_json::Map<String, Value> =
-        rows.into_iter().map(|(name, ms)| (name.replace(' ', "_"), json!(ms))).collect();
     Ok(json!({
         "images_per_s": rate,
         "step_ms": step_ms,
-        "step_range_ms": step.range_ms,
+        "step_range_ms": bench.step.range_ms,
         "phases_ms": phases,
-        "products_ms": products.map(|[alone_ms, _]| alone_ms),
+        "products_ms": bench.products.map(|[alone_ms, _]| alone_ms),
         "tflops": achieved / 1e12,
         "matrix_peak_tflops": peak / 1e12,
         "memory_bytes": memory,
@@ -155,20 +137,11 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     }))
 }
 
-/// Prints the time of the step's matrix products alone, if it was measured.
-fn print_products(products: Option<[f64; 2]>, step_ms: f64) {
-    let Some([alone_ms, flops]) = products else { return };
-    let share = 100.0 * alone_ms / step_ms;
-    let rate = flops / alone_ms / 1e9;
-    out!(
-        "{:<18} {alone_ms:9.1} ms {share:5.1} % of the step; alone, {rate:.3} TFLOP/s",
-        "matrix products alone"
-    );
-}
-
 /// Measures the backbone alone and prints the results; returns the figures as JSON.
 fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
-    let costs = trainer::bench::backbone::backbone(plan, args.repeats, &*gauge(device), &device.device)?;
+    let pool = DevicePool(&device.device);
+    let memory: &dyn MemoryGauge = if device.kind == DeviceKind::Cpu { &MEMORY } else { &pool };
+    let costs = trainer::bench::backbone::backbone(plan, args.repeats, memory, &device.device)?;
     out!(
         "{} backbone, {} px, batch {}, forward and backward, median of {}; peak memory",
         args.recipe,
@@ -183,7 +156,7 @@ fn backbone(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> 
         ("recomputed", "units, one thread, recomputed", costs.recomputed),
         ("workers", &on_workers, costs.workers),
     ];
-    let mut figures = serde_json::Map::new();
+    let mut figures = Map::new();
     for (key, name, cost) in rows {
         let share = cost.ms / costs.whole_graph.ms;
         let mb = cost.peak_bytes as f64 / 1e6;

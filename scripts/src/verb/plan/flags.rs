@@ -104,14 +104,6 @@ pub(crate) struct Args {
     pub(super) json: bool,
 }
 
-impl Args {
-    /// Returns the images per rank and step, of a step of `batch` images over `world_size` ranks
-    /// unless a flag says how many.
-    pub(super) fn images_per_rank(&self, batch: usize, world_size: usize) -> usize {
-        self.rank_batch.unwrap_or_else(|| batch.div_ceil(world_size))
-    }
-}
-
 /// Checks that all numbers are in range.
 pub(super) fn check(args: &Args) -> anyhow::Result<()> {
     let positive = [

@@ -1,58 +1,53 @@
 //! `ocelli plan`: estimates the needs of a run before it is started.
 
-mod division;
 mod flags;
 mod hardware;
-mod networks;
-mod prototypes;
-mod rows;
 mod table;
 
 use std::process::ExitCode;
 
 use anyhow::bail;
+use session::open_frozen;
 use trainer::Recipe;
 use trainer::checkpoint::simulate;
-use trainer::cost::{ModelCost, PRESETS, model_cost, preset};
-use trainer::estimate::goodput;
-
-use session::open_frozen;
+use trainer::cost::{ModelCost, UnitCost, checked_preset, model_cost};
+use trainer::estimate::{
+    DividedModel, Hardware, Planner, PlannerSettings, RowEstimate, Speed, goodput, plan_to_json,
+};
 
 use crate::recipes;
 pub(crate) use flags::Args;
-use hardware::{GB, Hardware};
-use rows::DividedModel;
-use table::Line;
+
+/// Bytes of a gigabyte.
+const GB: f64 = 1e9;
 
 const HOUR_S: f64 = 3600.0;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     flags::check(args)?;
-    let PlanRequest { model, divided, batch, recipe, steps } = read_request(args)?;
-    let hardware = Hardware::from_args(args, recipe.as_ref())?;
-    let batch = batch.unwrap_or_else(|| 16 * hardware.ranks.iter().copied().max().unwrap_or(1));
-    networks::print(&model);
-    out!("{}", hardware.describe());
+    let PlanRequest { model, divided, recipe, steps } = read_request(args)?;
+    let hardware = hardware::read_hardware(args, recipe.as_ref())?;
+    let is_this_machine = args.tflops.is_none() && matches!(hardware.speed, Speed::Sustained(_));
+    let ranks: &[usize] = match args.ranks.as_slice() {
+        [] if is_this_machine => &[1],
+        [] => &[1, 8, 64],
+        ranks => ranks,
+    };
+    let settings = settings(args, recipe.as_ref(), ranks, &hardware);
+    print_networks(&model);
+    out!("{}", hardware::describe(args, &hardware));
     if let Some(steps) = steps {
-        out!("{steps} steps of {batch} images");
+        out!("{steps} steps of {} images", settings.batch_size);
     }
     out!("");
+    let planner = Planner { model: &model, hardware: &hardware, settings: &settings };
     let mut lines = Vec::new();
     let mut advice = Vec::new();
-    let mut any_fits = false;
-    for &world_size in &hardware.ranks {
-        let rank_batch = args.images_per_rank(batch, world_size);
-        for row in rows::rows(args, &model, recipe.as_ref(), world_size, rank_batch, &hardware) {
-            any_fits |= row.fits;
-            advice.extend(prototypes::advice(&model, &row, &hardware));
-            if let Some(divided) = &divided {
-                let divided_rows =
-                    rows::rows(args, &divided.model, recipe.as_ref(), world_size, rank_batch, &hardware);
-                if let Some(divided_row) = divided_rows.iter().find(|other| other.mode == row.mode) {
-                    advice.extend(division::advice(&model, &row, divided, divided_row, &hardware));
-                }
-            }
-            lines.push(Line::new(&model, row, &hardware, steps));
+    for &world_size in ranks {
+        for row in planner.rows(world_size, settings.images_per_rank(world_size)) {
+            let line = planner.estimate(row, steps);
+            advice.extend(advise(&planner, &line, divided.as_ref()));
+            lines.push(line);
         }
     }
     if lines.is_empty() {
@@ -63,7 +58,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
              such that the layer's elements divide into multiples of 64, or set {key}=1"
         );
     }
-    table::print(&lines, args.details);
+    table::print(&model, &lines, args.details);
     for line in &advice {
         out!("{line}");
     }
@@ -73,18 +68,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             model.n_parts()
         );
     }
-    if hardware.ranks.iter().any(|n| *n > 1) {
-        print_goodput(args, &model, &hardware);
+    if ranks.iter().any(|n| *n > 1) {
+        print_goodput(args, &model, ranks, hardware.fabric.ranks_per_node);
     }
     if args.simulate {
-        print_simulation(&hardware, &model)?;
+        print_simulation(ranks, &model)?;
     }
     if args.json {
-        let line = networks::to_json(&model, lines.iter().map(Line::json).collect());
-        out!("{line}");
+        out!("{}", plan_to_json(&model, &lines));
     }
-    if !any_fits {
-        bail!("{}", rows::what_would_fit(args, &model, divided.as_ref(), recipe.as_ref(), batch, &hardware));
+    if !lines.iter().any(|line| line.row.fits) {
+        bail!("{}", planner.what_would_fit(ranks, divided.as_ref()));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -94,8 +88,6 @@ struct PlanRequest {
     model: ModelCost,
     /// Model with divided units, if none are so far and some are large.
     divided: Option<DividedModel>,
-    /// Images of a step over all ranks, if a recipe states them.
-    batch: Option<usize>,
     recipe: Option<Recipe>,
     /// Steps of the run, if a recipe states them.
     steps: Option<u64>,
@@ -104,15 +96,10 @@ struct PlanRequest {
 /// Reads the model and the recipe that the flags name.
 fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     if let Some(name) = &args.preset {
-        let Some(model) = preset(name, args.max_unit_parameters) else {
-            bail!("unknown preset {name}: expected one of {}", PRESETS.join(", "));
-        };
-        check_largest_unit(&model, args.max_unit_parameters)?;
-        let divided = match args.max_unit_parameters {
-            Some(_) => None,
-            None => DividedModel::from_model(&model, |bound: usize| preset(name, Some(bound))),
-        };
-        return Ok(PlanRequest { model, divided, batch: None, recipe: None, steps: None });
+        let model = checked_preset(name, args.max_unit_parameters)?;
+        let is_divided = args.max_unit_parameters.is_some();
+        let divided = if is_divided { None } else { DividedModel::from_preset(&model) };
+        return Ok(PlanRequest { model, divided, recipe: None, steps: None });
     }
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
     open_frozen(&mut recipe, None)?;
@@ -120,40 +107,76 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     let plan = trainer::resolve(recipe.clone(), args.images)?;
     plan.check_division()?;
     let model = model_cost(&plan)?;
-    let steps = plan.total_steps;
-    let divided = match recipe.run.max_unit_parameters {
-        Some(_) => None,
-        None => DividedModel::from_model(&model, |bound: usize| {
-            let mut plan = plan.clone();
-            plan.recipe.run.max_unit_parameters = Some(bound);
-            model_cost(&plan).ok()
-        }),
-    };
-    let batch = Some(recipe.optim.batch_size);
-    Ok(PlanRequest { model, divided, batch, recipe: Some(recipe), steps: Some(steps) })
+    let is_divided = recipe.run.max_unit_parameters.is_some();
+    let divided = if is_divided { None } else { DividedModel::from_plan(&model, &plan) };
+    Ok(PlanRequest { model, divided, recipe: Some(recipe), steps: Some(plan.total_steps) })
 }
 
-/// Checks that the units of a preset can be divided as far as `most`.
-fn check_largest_unit(model: &ModelCost, most: Option<usize>) -> anyhow::Result<()> {
-    let largest = model.largest_unit();
-    match most {
-        Some(most) if largest > most => bail!(
-            "run.max_unit_parameters = {most} is too small: units cannot be split below {largest} \
-             parameters; set it to at least that"
-        ),
-        _ => Ok(()),
+/// Returns the settings of the flags, or else of the recipe.
+fn settings(args: &Args, recipe: Option<&Recipe>, ranks: &[usize], hardware: &Hardware) -> PlannerSettings {
+    let batch_size = 16 * ranks.iter().copied().max().unwrap_or(1);
+    let stated = PlannerSettings::new(recipe, batch_size, hardware.fabric.ranks_per_node);
+    PlannerSettings {
+        rank_batch: args.rank_batch,
+        rank_micro_batches: args.rank_micro_batches,
+        group_size: args.group.unwrap_or(stated.group_size),
+        keep: args.keep.or(stated.keep),
+        workers: args.workers,
+        ..stated
     }
 }
 
-fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {
+/// Prints the networks and their sizes.
+fn print_networks(model: &ModelCost) {
+    out!(
+        "{}: backbone {:.1} M parameters in {} units, head {:.1} M in {}",
+        model.name,
+        UnitCost::total_numel(&model.trained.backbone) as f64 / 1e6,
+        model.trained.backbone.len(),
+        UnitCost::total_numel(&model.trained.head) as f64 / 1e6,
+        model.trained.head.len()
+    );
+    for network in &model.others {
+        let kind = if network.is_frozen { ", frozen" } else { "" };
+        out!("also {}: {:.1} M parameters{kind}", network.name, network.numel() as f64 / 1e6);
+    }
+}
+
+/// Returns lines about settings with which the row of `line` would take less time or memory, or
+/// fit.
+fn advise(planner: &Planner<'_>, line: &RowEstimate, divided: Option<&DividedModel>) -> Vec<String> {
+    let head = format!("{} ranks, {}", line.row.placement.world_size, line.row.mode);
+    let fits = if line.row.fits { "" } else { ", which fits" };
+    let step_s = line.time.step_s;
+    let peak_gb = line.row.memory.peak_bytes() / GB;
+    let mut lines = Vec::new();
+    if let Some(advice) = planner.prototype_group_advice(line) {
+        lines.push(format!(
+            "{head}: method.prototype_group = {} would take {:.3} s per step instead of {step_s:.3}, and \
+             {:.2} GB instead of {peak_gb:.2}{}",
+            advice.value,
+            advice.step_s,
+            advice.peak_bytes / GB,
+            if advice.fits { fits } else { "" }
+        ));
+    }
+    if let Some(advice) = divided.and_then(|divided| planner.max_unit_parameters_advice(line, divided)) {
+        lines.push(format!(
+            "{head}: run.max_unit_parameters = {} would take {:.2} GB instead of {peak_gb:.2}, and {:.3} s \
+             per step instead of {step_s:.3}{fits}",
+            advice.value,
+            advice.peak_bytes / GB,
+            advice.step_s
+        ));
+    }
+    lines
+}
+
+fn print_goodput(args: &Args, model: &ModelCost, ranks: &[usize], ranks_per_node: usize) {
     out!("checkpoints and failures, with one failure per node every {:.0} h:", args.node_mttf_h);
-    for &world_size in &hardware.ranks {
-        // Frozen networks are not part of a checkpoint.
-        let n_others: usize =
-            model.others.iter().filter(|network| !network.is_frozen).map(|network| network.numel()).sum();
-        let numbers = (1 + model.n_moments) * model.trained.numel() + n_others;
-        let bytes = 4.0 * numbers as f64 / world_size as f64;
-        let n_nodes = world_size.div_ceil(hardware.ranks_per_node);
+    for &world_size in ranks {
+        let bytes = 4.0 * model.checkpoint_numel() as f64 / world_size as f64;
+        let n_nodes = world_size.div_ceil(ranks_per_node);
         let good = goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
         out!(
             "{world_size:>6} ranks: one failure every {:.1} h; {:.2} GB per rank, {:.1} s to write; best \
@@ -167,12 +190,11 @@ fn print_goodput(args: &Args, model: &ModelCost, hardware: &Hardware) {
     }
 }
 
-fn print_simulation(hardware: &Hardware, model: &ModelCost) -> anyhow::Result<()> {
-    let world_sizes: Vec<usize> = hardware.ranks.iter().copied().filter(|n| *n > 1).collect();
+fn print_simulation(ranks: &[usize], model: &ModelCost) -> anyhow::Result<()> {
     let units: Vec<(String, usize)> =
         model.trained.units().map(|unit| (unit.name.clone(), unit.numel)).collect();
-    for &from in &world_sizes {
-        for &to in &world_sizes {
+    for &from in ranks.iter().filter(|n| **n > 1) {
+        for &to in ranks.iter().filter(|n| **n > 1) {
             let simulation = simulate(&units, from, to).map_err(anyhow::Error::msg)?;
             out!(
                 "written by {from} ranks, read by {to}: at most {} unit ranges from {} files per rank and \

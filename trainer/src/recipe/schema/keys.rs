@@ -36,6 +36,36 @@ pub struct Key {
     pub belongs_to: Vec<String>,
 }
 
+impl Key {
+    /// Describes the values, and the default.
+    pub fn describe_values(&self) -> String {
+        match (&self.default, self.is_required) {
+            (Some(default), _) => format!("{}, default {default}", self.form),
+            (None, true) => format!("{}, required", self.form),
+            (None, false) => format!("{}, optional", self.form),
+        }
+    }
+
+    /// Lists the settings with which the key exists: `method.name = "dino" or "ibot"`.
+    pub fn settings(&self) -> String {
+        let mut listed: Vec<(&str, Vec<&str>)> = Vec::new();
+        for (name, value) in self.belongs_to.iter().filter_map(|setting| setting.split_once(" = ")) {
+            match listed.iter_mut().find(|(other, _)| *other == name) {
+                Some((_, values)) => values.push(value),
+                None => listed.push((name, vec![value])),
+            }
+        }
+        listed
+            .iter()
+            .map(|(name, values)| match values.split_last() {
+                Some((last, rest)) if !rest.is_empty() => format!("{name} = {} or {last}", rest.join(", ")),
+                _ => format!("{name} = {}", values.concat()),
+            })
+            .collect::<Vec<_>>()
+            .join("; ")
+    }
+}
+
 /// Returns all keys of a recipe of this form, section by section.
 pub(crate) fn keys(recipe: &Form) -> Vec<Key> {
     let mut keys = Vec::new();
@@ -141,5 +171,22 @@ fn format_value(value: &Value, form: &Form) -> String {
             format!("{{ {} }}", entries.join(", "))
         }
         _ => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// The meaning of every key is stated without references to code.
+    #[test]
+    fn every_key_has_a_meaning() {
+        let keys = crate::recipe::keys();
+        assert!(keys.len() > 100, "{}", keys.len());
+        for key in keys {
+            let all = key.words.iter().map(|(_, meaning)| meaning).chain([&key.meaning]);
+            for text in all {
+                let is_code = text.contains("[`") || text.contains("::") || text.contains("`true` if");
+                assert!(text.len() > 3 && !is_code, "{}: {text}", key.path);
+            }
+        }
     }
 }

@@ -1,32 +1,10 @@
-//! `ocelli recipe list`: the recipes that ship with the program.
-
-use std::process::ExitCode;
-
-use textwrap::{Options, WordSplitter, termwidth, wrap};
-
-use crate::recipes::BUILT_IN;
+//! Titles of recipes.
 
 /// Longest name before a colon, in bytes.
 const LONGEST_NAME: usize = 20;
 
-pub(super) fn run() -> anyhow::Result<ExitCode> {
-    let longest = BUILT_IN.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let indent = " ".repeat(longest + 2);
-    for (name, text) in BUILT_IN {
-        let head = format!("{name:longest$}  ");
-        let options = Options::new(termwidth().min(140))
-            .word_splitter(WordSplitter::NoHyphenation)
-            .initial_indent(&head)
-            .subsequent_indent(&indent);
-        for line in wrap(&title(text), options) {
-            out!("{line}");
-        }
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the first sentence of a recipe's header.
-fn title(text: &str) -> String {
+/// Returns the first sentence of the comment with which the text of a recipe begins.
+pub fn title(text: &str) -> String {
     let header = text.lines().map_while(|line| line.strip_prefix("# "));
     let paragraph = header.collect::<Vec<_>>().join(" ");
     // A period within a sentence, as in "et al. 2021", is not followed by a letter.
@@ -52,9 +30,5 @@ mod tests {
             title("# DINO (Caron et al. 2021) on\n# images. More.\n#\n# machine\n"),
             "DINO (Caron et al. 2021) on images"
         );
-        for (name, text) in BUILT_IN {
-            let title = title(text);
-            assert!((20..200).contains(&title.len()), "{name}: {title}");
-        }
     }
 }

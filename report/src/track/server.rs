@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body, RequestBuilder, http::Response};
+
+use crate::ReportError;
 
 /// Longest duration of a request.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -23,7 +24,7 @@ const MAX_NAME_CHARS: usize = 250;
 const MAX_VALUE_CHARS: usize = 6000;
 
 /// A tracking server.
-pub(crate) struct Server {
+pub(super) struct Server {
     agent: Agent,
     address: String,
     /// Value of the `authorization` header.
@@ -32,22 +33,22 @@ pub(crate) struct Server {
 
 /// Identity of a run on the server.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct RunId {
-    pub(crate) experiment_id: String,
-    pub(crate) run_id: String,
+pub(super) struct RunId {
+    pub(super) experiment_id: String,
+    pub(super) run_id: String,
 }
 
 /// Value of a metric after `step` steps.
-pub(crate) struct Metric {
-    pub(crate) name: String,
-    pub(crate) step: u64,
-    pub(crate) value: f64,
+pub(super) struct Metric {
+    pub(super) name: String,
+    pub(super) step: u64,
+    pub(super) value: f64,
 }
 
 impl Server {
     /// Creates a client of the server at `address`. `authorization` is the value of the header of
     /// that name.
-    pub(crate) fn new(address: &str, authorization: Option<String>) -> Self {
+    pub(super) fn new(address: &str, authorization: Option<String>) -> Self {
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
         let config = Agent::config_builder()
             .tls_config(tls)
@@ -62,13 +63,13 @@ impl Server {
     }
 
     /// Begins a run in `experiment`, which is created if it does not exist.
-    pub(crate) fn begin(
+    pub(super) fn begin(
         &self,
         experiment: &str,
         name: &str,
         at_ms: u64,
         tags: &[(&str, String)],
-    ) -> anyhow::Result<RunId> {
+    ) -> Result<RunId, ReportError> {
         let experiment_id = self.experiment(experiment)?;
         let tags: Vec<Value> =
             tags.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
@@ -76,11 +77,14 @@ impl Server {
             json!({ "experiment_id": experiment_id, "run_name": name, "start_time": at_ms, "tags": tags });
         let answer = self.post("runs/create", &body)?;
         let run_id = answer.pointer("/run/info/run_id").and_then(Value::as_str);
-        Ok(RunId { experiment_id, run_id: run_id.context("the server's response has no run")?.to_string() })
+        Ok(RunId {
+            experiment_id,
+            run_id: run_id.ok_or(ReportError::Incomplete { missing: "run" })?.to_string(),
+        })
     }
 
     /// Sends the values of a recipe.
-    pub(crate) fn params(&self, run: &RunId, values: &[(String, String)]) -> anyhow::Result<()> {
+    pub(super) fn params(&self, run: &RunId, values: &[(String, String)]) -> Result<(), ReportError> {
         for chunk in values.chunks(MAX_PARAMS) {
             let params: Vec<Value> = chunk
                 .iter()
@@ -95,7 +99,7 @@ impl Server {
     }
 
     /// Sends metrics.
-    pub(crate) fn metrics(&self, run: &RunId, metrics: &[Metric], begun_ms: u64) -> anyhow::Result<()> {
+    pub(super) fn metrics(&self, run: &RunId, metrics: &[Metric], begun_ms: u64) -> Result<(), ReportError> {
         for chunk in metrics.chunks(MAX_METRICS) {
             let metrics: Vec<Value> = chunk
                 .iter()
@@ -114,20 +118,20 @@ impl Server {
 
     /// Sends the state of the run, such as `RUNNING`, `FINISHED`, `FAILED` or `KILLED`, and the
     /// time at which it ended.
-    pub(crate) fn state(&self, run: &RunId, state: &str, ended_ms: Option<u64>) -> anyhow::Result<()> {
+    pub(super) fn state(&self, run: &RunId, state: &str, ended_ms: Option<u64>) -> Result<(), ReportError> {
         let body = json!({ "run_id": run.run_id, "status": state, "end_time": ended_ms });
         self.post("runs/update", &body).map(drop)
     }
 
     /// Uploads a file to the run. A server without an artifact store rejects it.
-    pub(crate) fn file(&self, run: &RunId, name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+    pub(super) fn file(&self, run: &RunId, name: &str, bytes: &[u8]) -> Result<(), ReportError> {
         let RunId { experiment_id, run_id } = run;
         let path = format!("mlflow-artifacts/artifacts/{experiment_id}/{run_id}/artifacts/{name}");
         let request = self.agent.put(self.url(&path));
         self.read(&path, self.authorized(request).send(bytes)).map(drop)
     }
 
-    fn experiment(&self, name: &str) -> anyhow::Result<String> {
+    fn experiment(&self, name: &str) -> Result<String, ReportError> {
         let path = "experiments/get-by-name";
         let request = self.agent.get(self.url(&format!("mlflow/{path}"))).query("experiment_name", name);
         let response = self.authorized(request).call();
@@ -138,10 +142,11 @@ impl Server {
             response => self.read(path, response)?,
         };
         let id = answer.get("experiment_id").or_else(|| answer.pointer("/experiment/experiment_id"));
-        Ok(id.and_then(Value::as_str).context("the server's response has no experiment")?.to_string())
+        let id = id.and_then(Value::as_str).ok_or(ReportError::Incomplete { missing: "experiment" })?;
+        Ok(id.to_string())
     }
 
-    fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+    fn post(&self, path: &str, body: &Value) -> Result<Value, ReportError> {
         let request = self.agent.post(self.url(&format!("mlflow/{path}")));
         self.read(path, self.authorized(request).send_json(body))
     }
@@ -158,14 +163,20 @@ impl Server {
     }
 
     /// Reads the response to the request `path`.
-    fn read(&self, path: &str, response: Result<Response<Body>, ureq::Error>) -> anyhow::Result<Value> {
-        let mut response = response.with_context(|| format!("no response from {}", self.address))?;
-        let text = response.body_mut().read_to_string()?;
+    fn read(&self, path: &str, response: Result<Response<Body>, ureq::Error>) -> Result<Value, ReportError> {
+        let mut response =
+            response.map_err(|source| ReportError::NoResponse { address: self.address.clone(), source })?;
+        let text = response.body_mut().read_to_string().map_err(ReportError::Response)?;
         if !response.status().is_success() {
             let answer = serde_json::from_str::<Value>(&text).unwrap_or_default();
             let reason = answer.get("message").and_then(Value::as_str).unwrap_or(text.trim());
             let reason: String = reason.chars().take(300).collect();
-            bail!("{} returned {} for {path}: {reason}", self.address, response.status());
+            return Err(ReportError::Refused {
+                address: self.address.clone(),
+                status: response.status().to_string(),
+                path: path.to_string(),
+                reason,
+            });
         }
         Ok(serde_json::from_str(&text).unwrap_or_default())
     }

@@ -1,4 +1,5 @@
-//! The program's allocator, which counts the memory in use.
+//! An allocator that counts the memory in use: mimalloc, with one atomic addition and one maximum
+//! per allocation.
 //!
 //! mimalloc is told to keep what was freed, because a step needs as much again as the last one;
 //! blocks of more than 2 GiB come from the operating system each time. With glibc's allocator,
@@ -10,22 +11,17 @@ use std::sync::{Arc, OnceLock};
 
 use libmimalloc_sys::{mi_option_set_default, mi_option_t};
 use mimalloc::MiMalloc;
-use signal_hook::consts::SIGABRT;
+
+use super::memory_gauge::MemoryGauge;
 
 /// `mi_option_purge_delay` of mimalloc.h, which the crate does not name: milliseconds until freed
 /// memory is returned to the kernel, or -1 for never.
 const PURGE_DELAY: mi_option_t = 15;
 
-/// Allocator of the program, which counts bytes for `bench`: one atomic addition and one maximum
-/// per allocation.
-#[global_allocator]
-pub(crate) static MEMORY: Counting =
-    Counting { allocator: MiMalloc, in_use: AtomicUsize::new(0), peak: AtomicUsize::new(0) };
-
 /// Keeps freed memory for the rest of the run: the next step needs as much again, and every fresh
 /// page from the kernel has to be faulted in and cleared. Must be called before any thread is
 /// started. The environment's `MIMALLOC_PURGE_DELAY` has precedence.
-pub(crate) fn keep_freed_memory() {
+pub fn keep_freed_memory() {
     // SAFETY: mimalloc's options are plain numbers, and no other thread runs yet.
     #[allow(unsafe_code)]
     unsafe {
@@ -33,60 +29,52 @@ pub(crate) fn keep_freed_memory() {
     }
 }
 
-/// Flag that is set while the last failed request for memory has not been met.
-static EXHAUSTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-
-/// Bytes of the last failed request for memory; 0 if there is none.
-static MISSING_BYTES: AtomicUsize = AtomicUsize::new(0);
-
-/// Makes the program exit with `code` if it runs out of memory. Without this it ends by SIGABRT,
-/// which shells report as 134: the code of ranks that may be restarted.
-pub(crate) fn end_when_exhausted(code: u8) -> std::io::Result<()> {
-    let exhausted = EXHAUSTED.get_or_init(Arc::default);
-    signal_hook::flag::register_conditional_shutdown(SIGABRT, code.into(), Arc::clone(exhausted))?;
-    Ok(())
-}
-
-/// Records whether `n_bytes` were allocated. If they were not, SIGABRT follows, unless the caller
-/// handles the failure: then a later allocation of that size resets the record.
-fn record(n_bytes: usize, is_missing: bool) {
-    let missing = MISSING_BYTES.load(Ordering::Relaxed);
-    if !is_missing && (missing == 0 || n_bytes < missing) {
-        return;
-    }
-    MISSING_BYTES.store(if is_missing { n_bytes } else { 0 }, Ordering::Relaxed);
-    if let Some(exhausted) = EXHAUSTED.get() {
-        exhausted.store(is_missing, Ordering::Relaxed);
-    }
-}
-
 /// Mimalloc with a count of the allocated bytes.
-pub(crate) struct Counting {
+pub struct Counting {
     allocator: MiMalloc,
     in_use: AtomicUsize,
     peak: AtomicUsize,
+    /// Bytes of the last failed request for memory; 0 if there is none.
+    missing_bytes: AtomicUsize,
+    /// Flag that is set while the last failed request has not been met, if anyone watches it.
+    exhausted: OnceLock<Arc<AtomicBool>>,
 }
 
 impl Counting {
-    /// Returns the bytes in use.
-    pub(crate) fn in_use(&self) -> usize {
-        self.in_use.load(Ordering::Relaxed)
+    /// Creates the allocator.
+    #[allow(clippy::new_without_default)]
+    pub const fn new() -> Self {
+        Self {
+            allocator: MiMalloc,
+            in_use: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+            missing_bytes: AtomicUsize::new(0),
+            exhausted: OnceLock::new(),
+        }
     }
 
-    /// Returns the peak of bytes in use since the start or the last reset; while a block grows, old
-    /// and new both count.
-    pub(crate) fn peak(&self) -> usize {
-        self.peak.load(Ordering::Relaxed)
+    /// Returns a flag that is set while the last failed request for memory has not been met: SIGABRT
+    /// follows, unless the caller handles the failure.
+    pub fn exhausted(&self) -> Arc<AtomicBool> {
+        Arc::clone(self.exhausted.get_or_init(Arc::default))
     }
 
-    /// Resets the peak to the bytes in use now.
-    pub(crate) fn reset_peak(&self) {
-        self.peak.store(self.in_use(), Ordering::Relaxed);
+    /// Records whether `n_bytes` were allocated. If they were not, SIGABRT follows, unless the
+    /// caller handles the failure: then a later allocation of that size resets the record.
+    fn record(&self, n_bytes: usize, is_missing: bool) {
+        let missing = self.missing_bytes.load(Ordering::Relaxed);
+        if !is_missing && (missing == 0 || n_bytes < missing) {
+            return;
+        }
+        self.missing_bytes.store(if is_missing { n_bytes } else { 0 }, Ordering::Relaxed);
+        if let Some(exhausted) = self.exhausted.get() {
+            exhausted.store(is_missing, Ordering::Relaxed);
+        }
     }
 
     /// Counts the allocated `memory` of `n_bytes`, unless it is null; returns it.
     fn count_allocated(&self, memory: *mut u8, n_bytes: usize) -> *mut u8 {
-        record(n_bytes, memory.is_null());
+        self.record(n_bytes, memory.is_null());
         if !memory.is_null() {
             let before = self.in_use.fetch_add(n_bytes, Ordering::Relaxed);
             self.peak.fetch_max(before + n_bytes, Ordering::Relaxed);
@@ -97,6 +85,22 @@ impl Counting {
     /// Counts `n_bytes` that were freed.
     fn count_freed(&self, n_bytes: usize) {
         self.in_use.fetch_sub(n_bytes, Ordering::Relaxed);
+    }
+}
+
+impl MemoryGauge for Counting {
+    fn bytes(&self) -> usize {
+        self.in_use.load(Ordering::Relaxed)
+    }
+
+    /// Returns the peak since the start or the last reset; while a block grows, old and new both
+    /// count.
+    fn peak_bytes(&self) -> usize {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    fn reset_peak(&self) {
+        self.peak.store(self.bytes(), Ordering::Relaxed);
     }
 }
 
@@ -150,5 +154,17 @@ mod tests {
         #[allow(unsafe_code)]
         let value = unsafe { mi_option_get(PURGE_DELAY) };
         assert_eq!(value, DEFAULT_MS);
+    }
+
+    /// A request that fails sets the flag, and one of that size that is met resets it.
+    #[test]
+    fn a_failed_request_is_recorded_until_it_is_met() {
+        let memory = Counting::new();
+        let exhausted = memory.exhausted();
+        memory.record(100, true);
+        memory.record(99, false);
+        assert!(exhausted.load(Ordering::Relaxed));
+        memory.record(100, false);
+        assert!(!exhausted.load(Ordering::Relaxed));
     }
 }
