@@ -12,6 +12,7 @@ mod curation;
 mod evaluation_flags;
 mod exit;
 mod initial;
+mod memory;
 mod network_flags;
 mod parts;
 mod pictures;
@@ -35,13 +36,10 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use trainer::bench::allocator::{Counting, keep_freed_memory};
+use trainer::bench::allocator::keep_freed_memory;
 
 use console::Host;
-
-/// Allocator of the program, which counts bytes for `bench`.
-#[global_allocator]
-static MEMORY: Counting = Counting::new();
+use memory::MEMORY;
 
 /// Self-supervised pretraining of vision models: from a folder of images to a scored backbone.
 #[derive(Parser)]

@@ -66,7 +66,7 @@ const FOLDERS: [(&str, &[&str]); 9] = [
     ("cost", &["method", "recipe"]),
     ("estimate", &["method", "step", "recipe", "cost"]),
     ("run", &["method", "step", "recipe", "checkpoint"]),
-    ("bench", &["optim", "step", "recipe", "cost", "estimate"]),
+    ("bench", &["optim", "step", "recipe", "cost", "estimate", "run"]),
 ];
 
 /// Folders that are compiled only for tests, and may use everything.

@@ -9,7 +9,7 @@ use curate::io::read_features;
 use kernels::rows::Rows;
 use serde_json::json;
 
-use super::{CompareFlag, print_figures};
+use super::compare::{CompareFlag, print_figures};
 
 /// Flags of `bench clusters`.
 #[derive(clap::Args)]

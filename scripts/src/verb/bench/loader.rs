@@ -10,7 +10,7 @@ use prep::open::open_dataset;
 use serde_json::json;
 use trainer::bench::loader::{Bottleneck, LoaderBench, LoaderSettings, measure_reading, measure_views};
 
-use super::{CompareFlag, print_figures};
+use super::compare::{CompareFlag, print_figures};
 use crate::recipes;
 
 /// Flags of `bench loader`.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use eval::bench::{NoiseSizes, ProtocolBench};
 use serde_json::{Map, Value, json};
 
-use super::{CompareFlag, print_figures};
+use super::compare::{CompareFlag, print_figures};
 use crate::evaluation_flags::ProtocolFlags;
 
 /// Flags of `bench probe`.

@@ -13,7 +13,8 @@ use session::{connect, plan_on_ranks};
 use trainer::bench::memory_gauge::{DevicePool, MemoryGauge};
 
 use crate::cluster::compute;
-use crate::{MEMORY, recipes};
+use crate::memory::MEMORY;
+use crate::recipes;
 
 /// Modes that are compared, as a recipe would set them.
 const MODES: [(&str, &[&str]); 5] = [

@@ -8,10 +8,11 @@ use trainer::Plan;
 use trainer::bench::memory_gauge::{DevicePool, MemoryGauge};
 use trainer::bench::step::{matrix_peak, steps};
 
-use super::{CompareFlag, print_figures};
+use super::compare::{CompareFlag, print_figures};
 use crate::cluster::compute;
 use crate::cluster::compute::DeviceFlag;
-use crate::{MEMORY, recipes};
+use crate::memory::MEMORY;
+use crate::recipes;
 
 /// Flags of `bench step`.
 #[derive(clap::Args)]
