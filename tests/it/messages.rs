@@ -48,11 +48,13 @@ fn select_error(log: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Replaces what differs between runs and machines: temporary folders, ports and hashes.
+/// Replaces what differs between runs and machines: temporary folders, ports, hashes, and numbers of
+/// processes in names that GNU tar makes.
 fn hide_changing_parts(text: &str) -> String {
     let folder = std::env::temp_dir().join(".tmp").display().to_string();
     let text = replace_with_rest(text, &folder, char::is_alphanumeric, "[folder]");
     let text = replace_with_rest(&text, "127.0.0.1:", |c| c.is_ascii_digit(), "127.0.0.1:[port]");
+    let text = replace_with_rest(&text, "GNUSparseFile.", |c| c.is_ascii_digit(), "GNUSparseFile.[pid]");
     hide_hashes(&text.replace(env!("CARGO_TARGET_TMPDIR"), "[target]"))
 }
 

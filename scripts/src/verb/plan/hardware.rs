@@ -8,8 +8,8 @@ use trainer::bench::step::matrix_peak;
 use trainer::estimate::{EFFICIENCY, Fabric, GPUS, Gpu, Hardware, Latency, Speed};
 use trainer::step::precision::{Arithmetic, Precision};
 
-use super::GB;
 use super::flags::Args;
+use super::units::GB;
 
 /// Rows of the matrix whose product measures a CPU: large enough to reach its rate, small enough to
 /// be fast.

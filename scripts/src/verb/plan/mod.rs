@@ -3,6 +3,7 @@
 mod flags;
 mod hardware;
 mod table;
+mod units;
 
 use std::process::ExitCode;
 
@@ -15,13 +16,9 @@ use trainer::estimate::{
     DividedModel, Hardware, Planner, PlannerSettings, RowEstimate, Speed, goodput, plan_to_json,
 };
 
+use self::units::{GB, HOUR_S};
 use crate::recipes;
 pub(crate) use flags::Args;
-
-/// Bytes of a gigabyte.
-const GB: f64 = 1e9;
-
-const HOUR_S: f64 = 3600.0;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     flags::check(args)?;

@@ -3,7 +3,7 @@
 use trainer::cost::ModelCost;
 use trainer::estimate::RowEstimate;
 
-use super::{GB, HOUR_S};
+use super::units::{GB, HOUR_S};
 
 /// Prints the table, and the meaning of its columns.
 pub(super) fn print(model: &ModelCost, lines: &[RowEstimate], details: bool) {
