@@ -88,7 +88,7 @@ enum Verb {
     Completions(verb::shell::CompletionsArgs),
     /// Write manual pages.
     Man(verb::shell::ManArgs),
-    /// Benchmark the training step, devices and the loader.
+    /// Benchmark the training step, sharding, devices and the loader.
     Bench(verb::bench::Args),
 }
 

@@ -59,9 +59,10 @@ impl StageBar {
 
 impl Progress for StageBar {
     fn begin(&self, stage: &str, n: u64) {
-        self.0.set_prefix(stage.to_string());
-        self.0.set_length(n);
+        // A change of the prefix draws the bar, which must not have the numbers of the stage before.
         self.0.reset();
+        self.0.set_length(n);
+        self.0.set_prefix(stage.to_string());
     }
 
     fn advance(&self, n: u64) {
