@@ -28,7 +28,7 @@ const STOP_POLL: Duration = Duration::from_millis(100);
 pub trait EncodedImage: Send + 'static {
     /// Returns the encoded files: one, or those of the channels of an image that is not RGB.
     fn files(&self) -> Vec<&[u8]>;
-    /// Returns the number of the global batch.
+    /// Returns the index of the global batch.
     fn batch(&self) -> u64;
     /// Returns the slot in the batch.
     fn slot(&self) -> usize;
@@ -64,13 +64,13 @@ pub trait Source: Send + Sync + 'static {
 /// Views of the samples of one step, by slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// Number of the global batch.
+    /// Index of the global batch.
     pub index: u64,
     /// The views of each sample.
     pub samples: Vec<Views>,
     /// The class of each sample, if known.
     pub labels: Vec<Option<u32>>,
-    /// Numbers of the samples in the data set.
+    /// Indices of the samples in the data set.
     pub sample_ids: Vec<u64>,
 }
 
@@ -81,7 +81,7 @@ pub struct PoolConfig {
     pub n_threads: usize,
     /// Number of samples of a batch.
     pub batch_len: usize,
-    /// Number of the first batch.
+    /// Index of the first batch.
     pub first_batch: u64,
     /// Limits and options of the decoder.
     pub rules: DecodeRules,

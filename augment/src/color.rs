@@ -29,8 +29,8 @@ pub struct Jitter {
 pub struct JitterDraw {
     /// Order of the operations: 0 brightness, 1 contrast, 2 saturation, 3 hue.
     pub order: [u8; 4],
-    /// Factors of the first three and the shift of the fourth, by operation number. `None` omits
-    /// an operation, as torchvision does if its strength is zero: a shift of zero would still round
+    /// Factors of the first three and the shift of the fourth, by operation index. `None` omits an
+    /// operation, as torchvision does if its strength is zero: a shift of zero would still round
     /// every pixel to 8-bit hue.
     pub factors: [Option<f64>; 4],
 }

@@ -36,7 +36,7 @@ pub struct Facts {
     /// `true` for a progressive JPEG, which decodes two to three times slower than a sequential
     /// one.
     pub progressive: bool,
-    /// `true` if EXIF states an orientation other than that of the pixels.
+    /// `true` if EXIF states an orientation other than the pixels' own.
     pub turned: bool,
 }
 

@@ -99,7 +99,8 @@ fn floor_255(q: f32) -> i32 {
     const MAGIC: f32 = 12_582_912.0;
     let sum = q * 255.0 + MAGIC;
     let nearest = sum - MAGIC;
-    // The product of 255 and the upper 12 bits of q is exact, and so is that of the remaining bits.
+    // The product of 255 and the upper 12 bits of q is exact, and so is 255 times the remaining
+    // bits.
     let high = f32::from_bits(q.to_bits() & 0xffff_f000);
     let excess = (high * 255.0 - nearest) + (q - high) * 255.0;
     (sum.to_bits() as i32 - MAGIC.to_bits() as i32) - i32::from(excess < 0.0)

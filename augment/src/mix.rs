@@ -77,9 +77,9 @@ impl ViewMix {
         } else {
             ViewRng::from_words([seed, DOMAIN, batch, 0]).uniform()
         };
-        let number = self.choices.partition_point(|(end, _)| *end <= f64::from(uniform));
+        let index = self.choices.partition_point(|(end, _)| *end <= f64::from(uniform));
         // Ends are sums of rounded shares: the last may lie below 1.
-        &self.choices[number.min(self.choices.len() - 1)].1
+        &self.choices[index.min(self.choices.len() - 1)].1
     }
 
     /// Returns the views of the first choice.

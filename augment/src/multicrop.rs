@@ -92,13 +92,13 @@ pub struct GroupSpec {
 pub(crate) struct ViewSpec<'a> {
     /// Crop of the view, with its size, colors and blur.
     pub(crate) crop: &'a CropSpec,
-    /// Number of the view.
-    pub(crate) number: u32,
+    /// Index of the view.
+    pub(crate) index: u32,
     /// Crop that determines the box, the flip and the rotation.
     pub(crate) geometry_crop: &'a CropSpec,
-    /// Number of the view whose box, flip and rotation this view shares: its own number, unless its
+    /// Index of the view whose box, flip and rotation this view shares: its own index, unless its
     /// crop is like another one.
-    pub(crate) geometry_number: u32,
+    pub(crate) geometry_view: u32,
 }
 
 /// Maximum number of views of one kind.
@@ -124,8 +124,8 @@ impl CropSpec {
             return;
         }
         let kept = rng.below(channels.len() as u32) as usize;
-        for (number, channel) in channels.enumerate() {
-            if rng.chance(self.channel_drop_p) && number != kept {
+        for (index, channel) in channels.enumerate() {
+            if rng.chance(self.channel_drop_p) && index != kept {
                 channel.fill(T::default());
             }
         }
@@ -158,12 +158,12 @@ impl CropSpec {
 impl ViewSpec<'_> {
     /// Creates the stream of an operation that only this view has.
     pub(crate) fn rng(&self, key: SampleKey, operation: Operation) -> ViewRng {
-        ViewRng::new(key, self.number, operation)
+        ViewRng::new(key, self.index, operation)
     }
 
     /// Creates the stream of the box, the flip or the rotation.
     pub(crate) fn geometry_rng(&self, key: SampleKey, operation: Operation) -> ViewRng {
-        ViewRng::new(key, self.geometry_number, operation)
+        ViewRng::new(key, self.geometry_view, operation)
     }
 }
 
@@ -339,14 +339,14 @@ impl MultiCrop {
             let geometry_first = self.first_view(geometry_index);
             (0..crop.count as u32).map(move |i| ViewSpec {
                 crop,
-                number: first + i,
+                index: first + i,
                 geometry_crop: &self.crops[geometry_index],
-                geometry_number: geometry_first + i,
+                geometry_view: geometry_first + i,
             })
         })
     }
 
-    /// Returns the number of the first view of crop `index`.
+    /// Returns the index of the first view of crop `index`.
     fn first_view(&self, index: usize) -> u32 {
         self.crops[..index].iter().map(|crop| crop.count as u32).sum()
     }
@@ -371,8 +371,7 @@ impl MultiCrop {
         resized
     }
 
-    /// Returns the groups, and for each crop the number of the group that its first view belongs
-    /// to.
+    /// Returns the groups, and for each crop the index of the group that its first view belongs to.
     fn grouped(&self) -> (Vec<GroupSpec>, Vec<usize>) {
         let mut groups = Vec::<GroupSpec>::new();
         let mut first_groups = Vec::new();

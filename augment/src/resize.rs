@@ -134,10 +134,10 @@ fn row_pair_len(width: usize) -> usize {
 #[multiversion(targets("x86_64+avx2"))]
 fn transpose(rows: &[&[u8]; LANES], band: &mut [u8]) {
     let (tiles, rest) = band.as_chunks_mut::<{ LANES * LANES }>();
-    for (number, out) in tiles.iter_mut().enumerate() {
+    for (index, out) in tiles.iter_mut().enumerate() {
         let mut tile = [[0; LANES]; LANES];
         for (tile, row) in tile.iter_mut().zip(rows) {
-            tile.copy_from_slice(&row[number * LANES..(number + 1) * LANES]);
+            tile.copy_from_slice(&row[index * LANES..(index + 1) * LANES]);
         }
         // A shuffle rotates the eight address bits (row, column) of each byte by one: four of them
         // swap row and column.
@@ -220,8 +220,8 @@ fn narrow_band(
 fn shorten_plane(plane: &[u8], row_len: usize, table: &Coefficients, out: &mut [u8], width: usize) {
     for (y, out) in out.chunks_exact_mut(width).enumerate() {
         let (first, weights) = table.taps(y);
-        for (number, out) in out.chunks_mut(BLOCKS * LANES).enumerate() {
-            let bytes = &plane[first * row_len + number * BLOCKS * BLOCK..];
+        for (index, out) in out.chunks_mut(BLOCKS * LANES).enumerate() {
+            let bytes = &plane[first * row_len + index * BLOCKS * BLOCK..];
             let sums: [[i32; LANES]; BLOCKS] = match_target! {
                 "x86_64+avx512bw" => pairs::x86::sums_avx512(bytes, row_len, weights),
                 "x86_64+avx2" => pairs::x86::sums_avx2(bytes, row_len, weights),

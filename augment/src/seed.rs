@@ -10,11 +10,11 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 pub struct SampleKey {
     /// Seed of the run.
     pub seed: u64,
-    /// Number of the pass over the data.
+    /// Index of the pass over the data.
     pub epoch: u64,
-    /// Number of the sample in the data set.
+    /// Index of the sample in the data set.
     pub sample: u64,
-    /// Zero, or the number of the substitute: a sample that replaces a bad one has other views than
+    /// Zero, or the index of the substitute: a sample that replaces a bad one has other views than
     /// at its own position, so that no batch contains a view twice.
     pub attempt: u64,
 }

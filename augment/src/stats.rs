@@ -130,7 +130,7 @@ impl StageStats {
         }
     }
 
-    /// Resets all counters, for a measurement after a warm-up.
+    /// Resets all counters, so that a measurement excludes the warm-up.
     pub fn reset(&self) {
         *self.lock() = StageTotals::new();
     }

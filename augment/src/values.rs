@@ -73,7 +73,7 @@ impl NoData {
     /// # Errors
     /// [`AugmentError::Decode`] for a channel without data, which has no mean.
     pub(crate) fn fill(&self, values: &mut [f32], n_pixels: usize) -> Result<(), AugmentError> {
-        for (number, channel) in values.chunks_exact_mut(n_pixels.max(1)).enumerate() {
+        for (index, channel) in values.chunks_exact_mut(n_pixels.max(1)).enumerate() {
             let n_missing = channel.iter().filter(|value| self.matches(**value)).count();
             if n_missing == 0 {
                 continue;
@@ -82,7 +82,7 @@ impl NoData {
                 Fill::Number(number) => number,
                 Fill::Missing => f32::NAN,
                 Fill::MEAN if n_missing == channel.len() => {
-                    return Err(AugmentError::Decode(format!("no pixel of channel {} has data", number + 1)));
+                    return Err(AugmentError::Decode(format!("no pixel of channel {} has data", index + 1)));
                 }
                 Fill::MEAN => {
                     let data = channel.iter().filter(|value| !self.matches(**value));

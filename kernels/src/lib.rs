@@ -9,5 +9,5 @@ pub mod device;
 #[cfg(feature = "cuda")]
 pub mod native;
 pub mod ops;
-pub mod products;
+pub mod product_kernels;
 pub mod rows;

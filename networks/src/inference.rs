@@ -169,10 +169,10 @@ impl Network {
         let input = self.input();
         let mut groups = vec![input.features(images, size_px, &self.device)];
         let mut class_attention = None;
-        for number in 0..self.units.len() {
-            let leaves = Leaves::new(&self.layouts[number], &self.flats[number], false);
+        for index in 0..self.units.len() {
+            let leaves = Leaves::new(&self.layouts[index], &self.flats[index], false);
             let weights =
-                with_evaluation_context(&leaves, 1, |cx| self.units[number].attention(&groups[0], cx));
+                with_evaluation_context(&leaves, 1, |cx| self.units[index].attention(&groups[0], cx));
             let n_prefix = groups[0].n_prefix;
             if let Some(weights) = weights
                 && n_prefix > 0
@@ -182,7 +182,7 @@ impl Network {
                 let class_weights = class_weights.reshape([b, heads, tokens - n_prefix]);
                 class_attention = Some((class_weights, groups[0].grid));
             }
-            groups = self.forward_unit(number, groups);
+            groups = self.forward_unit(index, groups);
         }
         class_attention
     }
@@ -199,9 +199,9 @@ impl Network {
         let slices = self.workers.map(self.workers.slices(images.len()), |_, range| {
             let mut groups = vec![input.features(&images[range], size_px, &self.device)];
             let mut levels = Vec::with_capacity(ends.len());
-            for number in 0..=ends.last().copied().unwrap_or_default() {
-                groups = self.forward_unit(number, groups);
-                if ends.contains(&number) {
+            for index in 0..=ends.last().copied().unwrap_or_default() {
+                groups = self.forward_unit(index, groups);
+                if ends.contains(&index) {
                     let level = groups.clone();
                     levels.extend(match readout {
                         Some(readout) => self.forward_unit(readout, level),
@@ -219,11 +219,11 @@ impl Network {
         levels
     }
 
-    /// Passes `groups` through all stages of the unit `number` with running statistics, so that
+    /// Passes `groups` through all stages of the unit `index` with running statistics, so that
     /// images do not depend on one another.
-    fn forward_unit(&self, number: usize, mut groups: Vec<Features>) -> Vec<Features> {
-        let unit = &self.units[number];
-        let leaves = Leaves::new(&self.layouts[number], &self.flats[number], false);
+    fn forward_unit(&self, index: usize, mut groups: Vec<Features>) -> Vec<Features> {
+        let unit = &self.units[index];
+        let leaves = Leaves::new(&self.layouts[index], &self.flats[index], false);
         with_evaluation_context(&leaves, groups.len(), |cx| {
             for stage in 0..unit.n_stages() {
                 groups = unit.forward(stage, groups, cx).features;

@@ -24,12 +24,12 @@ pub fn fill(init: Init, seed: u64, name: &str, first: usize, out: &mut [f32]) {
     let name = xxh3_64(name.as_bytes());
     let mut chunk = [0.0; CHUNK];
     let end = first + out.len();
-    for number in first / CHUNK..end.div_ceil(CHUNK) {
-        let mut rng = ViewRng::from_words([seed, name, number as u64, INIT_DOMAIN]);
+    for index in first / CHUNK..end.div_ceil(CHUNK) {
+        let mut rng = ViewRng::from_words([seed, name, index as u64, INIT_DOMAIN]);
         chunk.fill_with(|| draw(init, &mut rng));
-        let from = first.max(number * CHUNK);
-        let to = end.min((number + 1) * CHUNK);
-        out[from - first..to - first].copy_from_slice(&chunk[from - number * CHUNK..to - number * CHUNK]);
+        let from = first.max(index * CHUNK);
+        let to = end.min((index + 1) * CHUNK);
+        out[from - first..to - first].copy_from_slice(&chunk[from - index * CHUNK..to - index * CHUNK]);
     }
 }
 

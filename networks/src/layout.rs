@@ -18,7 +18,7 @@ pub const ALIGNMENT: usize = 64;
 pub struct UnitLayout {
     /// Name of the unit.
     pub name: String,
-    /// Name of the unit in exports, which prefixes its parameters: that of the undivided unit.
+    /// Name of the unit in exports, which prefixes its parameters: the name of the undivided unit.
     pub export_name: String,
     /// Parameters of the unit, by offset.
     pub params: Vec<ParamSlot>,
@@ -144,13 +144,13 @@ mod tests {
         let layout = UnitLayout::by_columns("unit", specs.clone(), 2, 2);
         assert_eq!(layout.padded, 128 * 9);
         let part = UnitLayout::new("unit", vec![spec("v", [64, 8]), spec("g", [64, 1])], 1);
-        for (number, slots) in layout.params.chunks(2).enumerate() {
+        for (index, slots) in layout.params.chunks(2).enumerate() {
             for (slot, part_slot) in slots.iter().zip(&part.params) {
-                assert_eq!(slot.offset, number * part.padded + part_slot.offset);
+                assert_eq!(slot.offset, index * part.padded + part_slot.offset);
                 assert_eq!(slot.spec.name, part_slot.spec.name);
                 assert_eq!(slot.spec.shape, part_slot.spec.shape);
                 let rows = slot.spec.first_element() / slot.spec.shape[1];
-                assert_eq!((rows, slot.spec.whole_shape()[0]), (number * 64, 128));
+                assert_eq!((rows, slot.spec.whole_shape()[0]), (index * 64, 128));
             }
         }
         let single = UnitLayout::by_columns("unit", specs[..1].to_vec(), 2, 2);

@@ -110,8 +110,8 @@ impl<'a> Leaves<'a> {
     /// If the unit requests a parameter that it does not list, or in another rank: a bug in the
     /// unit, which `conformance::units` finds.
     pub fn get<const D: usize>(&self, name: &str) -> Tensor<D> {
-        let number = self.position(name);
-        self.in_dtype(number, self.shape(number), full_precision)
+        let index = self.position(name);
+        self.in_dtype(index, self.shape(index), full_precision)
     }
 
     /// Returns the weight `name` for operations that take it in f32 or bf16: on a CPU as it was
@@ -120,8 +120,8 @@ impl<'a> Leaves<'a> {
     /// # Panics
     /// As [`Leaves::get`].
     pub fn stored<const D: usize>(&self, name: &str) -> Tensor<D> {
-        let number = self.position(name);
-        self.in_dtype(number, self.shape(number), product_precision)
+        let index = self.position(name);
+        self.in_dtype(index, self.shape(index), product_precision)
     }
 
     /// Returns the weight `name` as a matrix, with its first dimension as rows. See
@@ -130,10 +130,10 @@ impl<'a> Leaves<'a> {
     /// # Panics
     /// If the unit requests a parameter that it does not list: a bug in the unit.
     pub fn matrix(&self, name: &str) -> Tensor<2> {
-        let number = self.position(name);
-        let spec = &self.layout.params[number].spec;
+        let index = self.position(name);
+        let spec = &self.layout.params[index].spec;
         let shape = [spec.shape[0], spec.numel() / spec.shape[0]];
-        self.in_dtype(number, shape, product_precision)
+        self.in_dtype(index, shape, product_precision)
     }
 
     /// Returns the vector `name`, which is added to a product: on a GPU in the type of products.
@@ -152,29 +152,29 @@ impl<'a> Leaves<'a> {
         self.layout.position(name).unwrap_or_else(|| panic!("{} has no {name}", self.layout.name))
     }
 
-    fn shape<const D: usize>(&self, number: usize) -> [usize; D] {
-        let slot = &self.layout.params[number];
+    fn shape<const D: usize>(&self, index: usize) -> [usize; D] {
+        let slot = &self.layout.params[index];
         slot.spec.shape.as_slice().try_into().unwrap_or_else(|_| {
             panic!("{}.{} has shape {:?}", self.layout.name, slot.spec.name, slot.spec.shape)
         })
     }
 
-    /// Returns parameter `number` in the type that `dtype` returns, given that of the gathered
-    /// buffer and, on a GPU, that of products.
+    /// Returns parameter `index` in the type that `dtype` returns, given the type of the gathered
+    /// buffer and, on a GPU, the type of products.
     fn in_dtype<const D: usize>(
         &self,
-        number: usize,
+        index: usize,
         shape: [usize; D],
         dtype: impl FnOnce(DType, Option<DType>) -> DType,
     ) -> Tensor<D> {
         match &self.source {
             Source::Cpu(leaves) => {
-                let tensor = &leaves.tensors[number];
+                let tensor = &leaves.tensors[index];
                 let dtype = dtype(tensor.dtype(), None);
-                leaves.gradients[number].register(tensor, dtype, leaves.input.as_ref()).reshape(shape)
+                leaves.gradients[index].register(tensor, dtype, leaves.input.as_ref()).reshape(shape)
             }
             Source::Gpu(buffers) => {
-                let slot = &self.layout.params[number];
+                let slot = &self.layout.params[index];
                 let dtype = dtype(buffers.gathered.dtype(), Some(buffers.products));
                 let value = part(buffers.flat(dtype), slot.range()).reshape(shape);
                 let Some(gradient) = &buffers.gradient else { return value };

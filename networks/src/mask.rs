@@ -112,7 +112,7 @@ pub struct MaskSampler {
 /// Rank of a view in the random order of the masked views over which shares are spread.
 #[derive(Debug, Clone, Copy)]
 struct ViewRank {
-    number: usize,
+    index: usize,
     /// Number of masked views in the order.
     n_masked: usize,
 }
@@ -163,18 +163,18 @@ impl MaskRule {
                 let mut shuffled: Vec<usize> = (0..views.len()).collect();
                 let mut rng = ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, group as u64]);
                 rng.shuffle(&mut shuffled);
-                for (number, view) in shuffled.into_iter().take(n_masked).enumerate() {
-                    views[view] = Some(ViewRank { number, n_masked });
+                for (index, view) in shuffled.into_iter().take(n_masked).enumerate() {
+                    views[view] = Some(ViewRank { index, n_masked });
                 }
             }
         }
         MaskSampler { rule: self, seed, step, n_views, grid, ranks }
     }
 
-    /// Returns the lower bound of part `number` of `n` equal parts of the range of ratios.
-    fn lower_ratio(&self, number: usize, n: usize) -> f64 {
+    /// Returns the lower bound of part `index` of `n` equal parts of the range of ratios.
+    fn lower_ratio(&self, index: usize, n: usize) -> f64 {
         let [low, high] = self.ratio;
-        low + (high - low) * number as f64 / n as f64
+        low + (high - low) * index as f64 / n as f64
     }
 }
 
@@ -235,20 +235,20 @@ impl MaskSampler {
         (0..n).filter(|cell| is_masked[*cell]).collect()
     }
 
-    /// Draws the share of the cells of view `number` of the global batch that is masked; `None` for
+    /// Draws the share of the cells of view `index` of the global batch that is masked; `None` for
     /// a view without masks.
-    fn ratio(&self, number: usize, rng: &mut ViewRng) -> Option<f64> {
+    fn ratio(&self, index: usize, rng: &mut ViewRng) -> Option<f64> {
         if self.rule.spread == Spread::Independent {
             let [low, high] = self.rule.ratio;
             let is_masked = rng.chance(self.rule.masked_share as f32);
             return is_masked.then(|| rng.between(low, high));
         }
-        let ViewRank { number, n_masked } = self.ranks[number]?;
-        let upper = self.rule.lower_ratio(number + 1, n_masked);
+        let ViewRank { index, n_masked } = self.ranks[index]?;
+        let upper = self.rule.lower_ratio(index + 1, n_masked);
         if self.rule.spread == Spread::Exact {
             return Some(upper);
         }
-        Some(rng.between(self.rule.lower_ratio(number, n_masked), upper))
+        Some(rng.between(self.rule.lower_ratio(index, n_masked), upper))
     }
 }
 

@@ -39,7 +39,7 @@ pub struct ParamSpec {
 /// Range of rows of a whole parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowSlice {
-    /// Number of the first row.
+    /// Index of the first row.
     pub first_row: usize,
     /// Number of rows of the whole parameter.
     pub n_rows: usize,
@@ -153,7 +153,7 @@ impl ParamSpec {
         Self { shape, slice: Some(RowSlice { first_row: rows.start, n_rows }), ..self }
     }
 
-    /// Returns the number of the first element within the whole parameter.
+    /// Returns the index of the first element within the whole parameter.
     pub fn first_element(&self) -> usize {
         let first_row = self.slice.map_or(0, |slice| slice.first_row);
         first_row * self.shape.iter().skip(1).product::<usize>()

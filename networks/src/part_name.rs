@@ -1,12 +1,12 @@
-//! Names of the parts of a divided unit: that of the unit, and a number.
+//! Names of the parts of a divided unit: the name of the unit, and an index.
 
-/// Separator between the name of a unit and the number of a part; no undivided unit has it in its
+/// Separator between the name of a unit and the index of a part; no undivided unit has it in its
 /// name.
 const SEPARATOR: char = '/';
 
-/// Returns the name of part `number` of the unit `name`.
-pub(crate) fn part_name(name: &str, number: usize) -> String {
-    format!("{name}{SEPARATOR}{number}")
+/// Returns the name of part `index` of the unit `name`.
+pub(crate) fn part_name(name: &str, index: usize) -> String {
+    format!("{name}{SEPARATOR}{index}")
 }
 
 /// Returns the name of the undivided unit of the unit `name`.

@@ -31,14 +31,14 @@ pub struct UnitSampler {
 }
 
 impl UnitSampler {
-    /// Draws the random numbers that are the same for all images, for `unit`, number `number` of
-    /// its network.
-    pub fn for_unit(&self, number: usize, unit: &dyn Unit) -> UnitDrawing<'_> {
+    /// Draws the random numbers that are the same for all images, for `unit`, unit `index` of its
+    /// network.
+    pub fn for_unit(&self, index: usize, unit: &dyn Unit) -> UnitDrawing<'_> {
         let DrawRules { drop: drop_rule, coordinates: rule } = unit.draw_rules();
         let mut coordinates = Vec::new();
         if rule.changes() {
             for group in 0..self.n_views.len() {
-                let words = [self.seed, COORDINATE_DOMAIN ^ self.step, group as u64, number as u64];
+                let words = [self.seed, COORDINATE_DOMAIN ^ self.step, group as u64, index as u64];
                 coordinates.push(rule.draw(&mut ViewRng::from_words(words)));
             }
         }
@@ -46,20 +46,20 @@ impl UnitSampler {
         let mut exact_factors = Vec::new();
         if count == DropCount::Exact && share > 0.0 {
             for group in 0..self.n_views.len() {
-                exact_factors.push([0, 1].map(|branch| self.exact_factors(number, group, branch, share)));
+                exact_factors.push([0, 1].map(|branch| self.exact_factors(index, group, branch, share)));
             }
         }
-        UnitDrawing { sampler: self, number, coordinates, drop_rule, exact_factors }
+        UnitDrawing { sampler: self, index, coordinates, drop_rule, exact_factors }
     }
 
-    /// Draws the factors of a branch of unit `number` for all views of `group` in the global batch:
+    /// Draws the factors of a branch of unit `index` for all views of `group` in the global batch:
     /// the given share of them is 0, but at least one is not.
-    fn exact_factors(&self, number: usize, group: usize, branch: u64, share: f32) -> Vec<f32> {
+    fn exact_factors(&self, index: usize, group: usize, branch: u64, share: f32) -> Vec<f32> {
         let n = self.batch_size * self.n_views[group];
         // To 1e-6, because f32 has no 0.3: of 120 views 84 are kept, as in f64.
         let n_kept = ((n as f64 * (1.0 - f64::from(share)) + n as f64 * 1e-6) as usize).max(1);
         let stream = (group as u64) << 1 | branch;
-        let mut rng = ViewRng::from_words([self.seed, DROP_EXACT_DOMAIN ^ self.step, stream, number as u64]);
+        let mut rng = ViewRng::from_words([self.seed, DROP_EXACT_DOMAIN ^ self.step, stream, index as u64]);
         let mut order: Vec<usize> = (0..n).collect();
         rng.shuffle(&mut order);
         let mut factors = vec![0.0; n];
@@ -73,8 +73,8 @@ impl UnitSampler {
 /// The random numbers of one unit in one step.
 pub struct UnitDrawing<'a> {
     sampler: &'a UnitSampler,
-    /// Number of the unit in its network.
-    number: usize,
+    /// Index of the unit in its network.
+    index: usize,
     coordinates: Vec<CoordinateDraw>,
     drop_rule: DropRule,
     /// Factors of all views of the global batch, by group and branch; empty if the number of
@@ -95,7 +95,7 @@ impl UnitDrawing<'_> {
         let p = self.drop_rule.share;
         let mut all_factors = vec![[Vec::new(), Vec::new()]; n_views.len()];
         for position in positions {
-            let words = [*seed, DROP_PATH_DOMAIN ^ *step, position, self.number as u64];
+            let words = [*seed, DROP_PATH_DOMAIN ^ *step, position, self.index as u64];
             let mut rng = ViewRng::from_words(words);
             for (group, branches) in all_factors.iter_mut().enumerate() {
                 let n_views = n_views[group];

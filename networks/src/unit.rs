@@ -38,7 +38,7 @@ use crate::params::ParamSpec;
 /// A part of a network.
 pub trait Unit: Send + Sync {
     /// Returns the name of the unit within its network, which prefixes its parameters in exports:
-    /// `blocks.3`; of a part of a divided unit, that name and a number: `blocks.3/1`.
+    /// `blocks.3`; of a part of a divided unit, that name and an index: `blocks.3/1`.
     fn name(&self) -> &str;
 
     /// Returns the parameters, with names relative to the unit.
@@ -178,7 +178,7 @@ impl From<Vec<Features>> for StageOutput {
     }
 }
 
-/// Sets of statistics over the batch that groups of views share: by group, the number of its set.
+/// Sets of statistics over the batch that groups of views share: by group, the index of its set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StatSets(pub Vec<usize>);
 
@@ -193,7 +193,7 @@ impl StatSets {
         Self(vec![0; n_groups])
     }
 
-    /// Selects the sets of the sizes of views with these numbers, renumbered from zero.
+    /// Selects the sets of the sizes of views with these indices, renumbered from zero.
     pub fn select(&self, sizes: &[usize]) -> Self {
         let sets: Vec<usize> = sizes.iter().map(|size| self.0[*size]).collect();
         let mut distinct = sets.clone();

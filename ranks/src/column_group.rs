@@ -3,7 +3,7 @@
 //!
 //! The C ranks of a column group compute different columns for the micro-batches of all of them.
 //! These micro-batches are a branch of the tree of sums ([`ordered`](crate::ordered)): data ranks
-//! `c, c + W/C, …` hold the micro-batches of numbers `c + t · W/C`, and `t` is their number within
+//! `c, c + W/C, …` hold the micro-batches with indices `c + t · W/C`, and `t` is their index within
 //! the group.
 
 use burn_tensor::{Tensor, TensorData};
@@ -32,7 +32,7 @@ impl<'a> ColumnGroup<'a> {
         self.comm.topology().column_group_size
     }
 
-    /// Returns the number of this rank's part of the columns.
+    /// Returns the index of this rank's part of the columns.
     pub fn part(&self) -> usize {
         self.comm.topology().column()
     }
@@ -47,8 +47,8 @@ impl<'a> ColumnGroup<'a> {
         self.n_local * self.comm.topology().world_size
     }
 
-    /// Returns the number in the batch of micro-batch `t` of the group.
-    pub fn number(&self, t: usize) -> usize {
+    /// Returns the index in the batch of micro-batch `t` of the group.
+    pub fn global_index(&self, t: usize) -> usize {
         let topology = self.comm.topology();
         topology.column_peer() + t * topology.n_column_peers()
     }
@@ -141,7 +141,7 @@ impl<'a> ColumnGroup<'a> {
         Ok(sums)
     }
 
-    /// Returns the numbers within the group of the micro-batches of the rank that computes part
+    /// Returns the indices within the group of the micro-batches of the rank that computes part
     /// `part`.
     pub fn part_micro_batches(&self, part: usize) -> impl Iterator<Item = usize> + Clone + use<> {
         (part..self.n_group()).step_by(self.n_parts())
@@ -197,32 +197,33 @@ mod tests {
         Communicator::start(config, engine).unwrap()
     }
 
-    /// Returns the values of the micro-batch `number`.
-    fn values(number: usize) -> Vec<f32> {
-        vec![number as f32; number % 3 + 1]
+    /// Returns the values of the micro-batch `index`.
+    fn values(index: usize) -> Vec<f32> {
+        vec![index as f32; index % 3 + 1]
     }
 
     fn tensor(values: &[f32]) -> Tensor<1> {
         Tensor::from_floats(values, &Device::flex())
     }
 
-    /// Each rank holds two micro-batches. The values of each are its number in the batch; there are
-    /// as many as that number modulo 3, plus one.
+    /// Each rank holds two micro-batches. The values of each are its index in the batch; there are
+    /// as many as that index modulo 3, plus one.
     #[test]
     fn ranks_see_the_micro_batches_of_their_group() {
         let sums = on_ranks(|comm| {
             let topology = comm.topology();
             let peers = ColumnGroup::new(&comm, 2);
-            let numbers: Vec<usize> = (0..2).map(|i| i * 8 + topology.data_rank()).collect();
-            let mine: Vec<Tensor<1>> = numbers.iter().map(|number| tensor(&values(*number))).collect();
-            let expected: Vec<Vec<f32>> = (0..peers.n_group()).map(|t| values(peers.number(t))).collect();
+            let indices: Vec<usize> = (0..2).map(|i| i * 8 + topology.data_rank()).collect();
+            let mine: Vec<Tensor<1>> = indices.iter().map(|index| tensor(&values(*index))).collect();
+            let expected: Vec<Vec<f32>> =
+                (0..peers.n_group()).map(|t| values(peers.global_index(t))).collect();
             let n_values: Vec<usize> = expected.iter().map(Vec::len).collect();
             let all = peers.all_micro_batches("numbers", &mine, &n_values).unwrap();
             assert_eq!(all, expected);
             let by_batch: Vec<Tensor<1>> = all.iter().map(|values| tensor(values)).collect();
             // Both ranks of a group add the same values.
             let sums = peers.reduce_scatter("numbers", by_batch).unwrap();
-            let mut doubled: Vec<Vec<f32>> = numbers.iter().map(|number| values(*number)).collect();
+            let mut doubled: Vec<Vec<f32>> = indices.iter().map(|index| values(*index)).collect();
             doubled.iter_mut().flatten().for_each(|value| *value *= 2.0);
             assert_eq!(sums.into_iter().map(to_host).collect::<Vec<_>>(), doubled);
             let parts = peers.all_parts("parts", tensor(&[peers.part() as f32])).unwrap();

@@ -2,7 +2,7 @@
 //! are submitted, which is the same on all ranks, while the trainer computes.
 //!
 //! At most one gather runs ahead of the one in use, and at most two reductions are in flight
-//! ([`prefetch`](super::prefetch)). Gathered buffers come from a pool and return to it when the
+//! ([`in_flight`](super::in_flight)). Gathered buffers come from a pool and return to it when the
 //! last tensor that views them is dropped.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -25,7 +25,7 @@ pub enum ConformanceError {
     Wrong {
         /// Name of the engine.
         engine: &'static str,
-        /// Number of the rank.
+        /// Index of the rank.
         rank: usize,
         /// Number of ranks.
         world_size: usize,
@@ -45,7 +45,8 @@ pub struct CheckContext<'a> {
     pub passed: &'a mut dyn FnMut(&'static str, usize),
 }
 
-/// Tries every operation with every length, over all ranks and over halves of them.
+/// Tries every operation with every length over all ranks, over the even and odd ranks, and over
+/// single ranks.
 ///
 /// # Errors
 /// The first operation that does not conform.

@@ -17,7 +17,7 @@ const HEARTBEAT_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// A lost rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
-    /// Number of the rank.
+    /// Index of the rank.
     pub rank: usize,
     /// Evidence of the loss, or the reason that the rank reported.
     pub how: String,

@@ -13,11 +13,11 @@ pub mod engine;
 mod error;
 pub mod fixed;
 pub mod flight_recorder;
+pub mod in_flight;
 pub mod launch;
 pub mod mesh;
 pub mod ordered;
 pub mod peers;
-pub mod prefetch;
 pub mod topology;
 pub mod wire;
 

@@ -63,8 +63,8 @@ pub fn n_partial_sums(n: usize) -> usize {
 
 /// Writes the sum of `n` parts of `out.len()` elements to `out`; `parts(i)` returns part `i`.
 fn sum_into<'a, T: Number>(n: usize, parts: &(impl Fn(usize) -> &'a [T] + Sync), out: &mut [f32]) {
-    for (number, out) in out.chunks_mut(BLOCK).enumerate() {
-        let range = number * BLOCK..number * BLOCK + out.len();
+    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
+        let range = index * BLOCK..index * BLOCK + out.len();
         let sum = fold(n, &mut |i| to_block(&parts(i)[range.clone()]), &add_blocks);
         out.copy_from_slice(&sum[..out.len()]);
     }

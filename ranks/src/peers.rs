@@ -30,16 +30,16 @@ impl<'a> Peers<'a> {
         self.n_local * self.comm.topology().world_size
     }
 
-    /// Returns the position of image `i` of this rank's micro-batch `number` in the global batch.
-    pub fn position(&self, number: usize, i: usize) -> usize {
+    /// Returns the position of image `i` of this rank's micro-batch `index` in the global batch.
+    pub fn position(&self, index: usize, i: usize) -> usize {
         let topology = self.comm.topology();
-        i * self.n_micro_batches() + number * topology.world_size + topology.data_rank()
+        i * self.n_micro_batches() + index * topology.world_size + topology.data_rank()
     }
 
     /// Returns the positions in the global batch of the `n_images` images of each of this rank's
     /// micro-batches.
     pub fn positions(&self, n_images: usize) -> Vec<Vec<usize>> {
-        (0..self.n_local).map(|number| (0..n_images).map(|i| self.position(number, i)).collect()).collect()
+        (0..self.n_local).map(|index| (0..n_images).map(|i| self.position(index, i)).collect()).collect()
     }
 
     /// Returns the sum over all micro-batches; `values` holds the addends of this rank's
@@ -58,12 +58,12 @@ impl<'a> Peers<'a> {
         Ok(Tensor::from_data(TensorData::new(sum, [len]), &device))
     }
 
-    /// Returns the sum over ranks of `n_local`, a number that the host knows. On one rank this does
-    /// not wait for the device.
+    /// Returns the sum over ranks of `n_local`, a count already in host memory. On one rank this
+    /// does not wait for the device.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub fn count(&self, subject: &str, n_local: usize) -> Result<usize, EngineError> {
+    pub fn sum_counts(&self, subject: &str, n_local: usize) -> Result<usize, EngineError> {
         if self.comm.topology().world_size == 1 {
             return Ok(n_local);
         }
@@ -106,10 +106,10 @@ impl<'a> Peers<'a> {
         let mut all = Vec::with_capacity(b * self.n_micro_batches() * d);
         for position in 0..b * self.n_micro_batches() {
             let i = position / self.n_micro_batches();
-            let number = position % self.n_micro_batches();
-            let local_number = number / n_ranks;
-            let rank = number % n_ranks;
-            let row = (local_number * b + i) * d;
+            let index = position % self.n_micro_batches();
+            let local_index = index / n_ranks;
+            let rank = index % n_ranks;
+            let row = (local_index * b + i) * d;
             all.extend_from_slice(&ranks[rank][row..row + d]);
         }
         Ok(Tensor::from_data(TensorData::new(all, [b * self.n_micro_batches(), d]), &device))

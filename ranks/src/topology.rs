@@ -18,10 +18,21 @@ pub enum Sharding {
     Full,
 }
 
+impl Sharding {
+    /// Returns the name in recipes.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Grad => "grad",
+            Self::Full => "full",
+        }
+    }
+}
+
 /// Position of a rank among the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
-    /// Number of this rank.
+    /// Index of this rank.
     pub rank: usize,
     /// Number of ranks, W.
     pub world_size: usize,
@@ -103,8 +114,8 @@ impl Topology {
         }
     }
 
-    /// Returns the number of this rank's part of the columns, from 0 to C - 1. Ranks whose shards
-    /// of a unit are neighbors have the same part.
+    /// Returns the index of this rank's part of the columns, from 0 to C - 1. Ranks whose shards of
+    /// a unit are neighbors have the same part.
     pub fn column(&self) -> usize {
         self.shard() / self.n_shards(Extent::Columns)
     }

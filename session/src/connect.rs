@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kernels::device::Opened;
-use kernels::products::Kernels;
+use kernels::product_kernels::Kernels;
 use ranks::EngineError;
 use ranks::communicator::{Communicator, CommunicatorConfig, START_TIMEOUT};
 use ranks::engine::{self, EngineChoice, Reduction, Site};

@@ -108,7 +108,7 @@ impl Ramp {
 /// Scheduled values of one step that do not depend on the method.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScheduledValues {
-    /// Number of the step.
+    /// Index of the step.
     pub step: u64,
     /// Learning rate.
     pub lr: f64,

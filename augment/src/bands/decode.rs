@@ -43,7 +43,7 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
         return Err(format_error(rules, n_in_files, &format!(" of {}", kind.description())));
     }
     let mut values = Vec::new();
-    for (number, bytes) in files.iter().enumerate() {
+    for (index, bytes) in files.iter().enumerate() {
         let layer = match format_of(bytes) {
             Some("npy") => npy::decode(bytes, n_array_channels(files, rules))?,
             Some(_) => tiff::decode(bytes, rules)?,
@@ -53,7 +53,7 @@ pub fn decode(files: &[&[u8]], rules: &DecodeRules) -> Result<Bands, AugmentErro
             values = layer.values;
             break;
         }
-        if number == 0 {
+        if index == 0 {
             values.reserve_exact(n_in_files * (layer.values.len() / layer.shape.n_channels));
         }
         values.extend(layer.values);

@@ -14,7 +14,7 @@ const MAX_HEADER_BYTES: usize = 4096;
 /// Largest length of an axis, so that no product of three overflows.
 const MAX_AXIS: u64 = 1 << 20;
 
-/// Reads an array. Of three axes, the first or the last one is that of the channels: the one of
+/// Reads an array. Of three axes, the first or the last one is the axis of the channels: the one of
 /// length `n_channels`, the last one if both have this length, or the shorter one if none has it.
 pub(super) fn decode(bytes: &[u8], n_channels: usize) -> Result<Layer, AugmentError> {
     let array = open(bytes)?;

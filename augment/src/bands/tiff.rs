@@ -18,7 +18,7 @@ pub(super) const COPY_OR_MASK: u32 = 1 | 4;
 /// Largest size of a value, in bytes.
 const MAX_VALUE_BYTES: usize = 8;
 
-/// Largest side of a tile, in pixels: that of an image.
+/// Largest side of a tile, in pixels: the largest side of an image.
 const MAX_TILE_PX: usize = 65_536;
 
 /// Decoder of the pages of a TIFF.

@@ -151,9 +151,9 @@ impl<'a> ColorPage<'a> {
         // A JPEG may state any size, whatever the tile is.
         let max_pixels = u64::from(tile_width) * u64::from(tile_height);
         let rules = &DecodeRules { max_pixels: max_pixels.min(rules.max_pixels), ..*rules };
-        for (number, bytes) in tiles.into_iter().enumerate() {
-            let left = number % n_columns * tile_width as usize;
-            let top = number / n_columns * tile_height as usize;
+        for (index, bytes) in tiles.into_iter().enumerate() {
+            let left = index % n_columns * tile_width as usize;
+            let top = index / n_columns * tile_height as usize;
             let columns = (tile_width as usize).min(width - left);
             let rows = (tile_height as usize).min(self.height_px as usize - top);
             decoder.decode_into(&to_jpeg_file(&tables, bytes, is_ycc), rules, &mut tile)?;

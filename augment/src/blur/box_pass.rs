@@ -43,14 +43,14 @@ fn pass(items: &[u8], step: usize, kernel: BoxKernel, out: &mut [u8]) {
     let out = out.as_chunks_mut::<BLOCK>().0;
     let last = kernel.n_taps() - 1;
     let n = out.len();
-    for (number, out) in out.iter_mut().enumerate() {
+    for (index, out) in out.iter_mut().enumerate() {
         let mut middle = [0u16; BLOCK];
         let mut ends = [0u16; BLOCK];
         for tap in 1..last {
-            add(&mut middle, &blocks(items, tap * step, n)[number]);
+            add(&mut middle, &blocks(items, tap * step, n)[index]);
         }
-        add(&mut ends, &blocks(items, 0, n)[number]);
-        add(&mut ends, &blocks(items, last * step, n)[number]);
+        add(&mut ends, &blocks(items, 0, n)[index]);
+        add(&mut ends, &blocks(items, last * step, n)[index]);
         for ((out, middle), ends) in out.iter_mut().zip(&middle).zip(&ends) {
             let sum = u32::from(*middle) * kernel.weight + u32::from(*ends) * kernel.end_weight;
             *out = ((sum + HALF) >> 24) as u8;
@@ -102,14 +102,14 @@ mod x86 {
         let out = out.as_chunks_mut::<BLOCK>().0;
         let n = out.len();
         let taps: [&[[u8; BLOCK]]; N] = std::array::from_fn(|tap| blocks(items, tap * step, n));
-        for (number, out) in out.iter_mut().enumerate() {
-            let [mut low, mut high] = sums(taps[1][number], [0; BLOCK]);
+        for (index, out) in out.iter_mut().enumerate() {
+            let [mut low, mut high] = sums(taps[1][index], [0; BLOCK]);
             for tap in (2..N - 1).step_by(2) {
-                let [low_sums, high_sums] = sums(taps[tap][number], taps[tap + 1][number]);
+                let [low_sums, high_sums] = sums(taps[tap][index], taps[tap + 1][index]);
                 low = _mm256_add_epi16(low, low_sums);
                 high = _mm256_add_epi16(high, high_sums);
             }
-            let [low_ends, high_ends] = sums(taps[0][number], taps[N - 1][number]);
+            let [low_ends, high_ends] = sums(taps[0][index], taps[N - 1][index]);
             let words = [pixels(low, low_ends, weights), pixels(high, high_ends, weights)];
             *out = bytemuck::cast(_mm256_packus_epi16(words[0], words[1]));
         }

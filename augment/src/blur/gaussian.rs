@@ -70,10 +70,10 @@ impl GaussianBlur {
 /// Convolves a padded row with the taps.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn along_row(taps: &[f32], padded: &[f32], out: &mut [f32]) {
-    for (number, out) in out.chunks_exact_mut(BLOCK).enumerate() {
+    for (index, out) in out.chunks_exact_mut(BLOCK).enumerate() {
         let mut sums = [0.0f32; BLOCK];
         for (tap, weight) in taps.iter().enumerate() {
-            add_weighted(&mut sums, *weight, &padded[number * BLOCK + tap..]);
+            add_weighted(&mut sums, *weight, &padded[index * BLOCK + tap..]);
         }
         out.copy_from_slice(&sums);
     }
@@ -85,10 +85,10 @@ fn across_rows(taps: &[f32], rows: &[f32], stride: usize, out: &mut [u8]) {
     // Adding 2^23 rounds half to even, as torch's `round` does, and leaves the integer in the low
     // bits. The taps sum to one, so that all results fit into a byte.
     const MAGIC: f32 = 8_388_608.0;
-    for (number, out) in out.chunks_mut(BLOCK).enumerate() {
+    for (index, out) in out.chunks_mut(BLOCK).enumerate() {
         let mut sums = [0.0f32; BLOCK];
         for (row, weight) in rows.chunks_exact(stride).zip(taps) {
-            add_weighted(&mut sums, *weight, &row[number * BLOCK..]);
+            add_weighted(&mut sums, *weight, &row[index * BLOCK..]);
         }
         // Plain loops, because `map` of an array is not inlined into code for wider vectors.
         let mut bytes = [0; BLOCK];

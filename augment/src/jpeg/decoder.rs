@@ -147,7 +147,7 @@ impl Decoder {
 }
 
 /// Returns whether the bytes from `data` on contain an end marker. The headers before them may
-/// contain that of a thumbnail.
+/// contain the end marker of a thumbnail.
 fn has_end_marker(bytes: &[u8], data: usize) -> bool {
     bytes.ends_with(&END_OF_IMAGE) || bytes[data..].windows(2).any(|pair| pair == END_OF_IMAGE)
 }

@@ -14,7 +14,7 @@ pub(crate) struct Header {
     pub(crate) is_cmyk: bool,
     /// `true` for a progressive JPEG, whose pixels are coded in several scans.
     pub(crate) progressive: bool,
-    /// `true` if EXIF states an orientation other than that of the pixels.
+    /// `true` if EXIF states an orientation other than the pixels' own.
     pub(crate) turned: bool,
 }
 

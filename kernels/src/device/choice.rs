@@ -12,9 +12,9 @@ pub enum DeviceChoice {
     Auto,
     /// The CPU.
     Cpu,
-    /// An NVIDIA GPU: the one with this number, or, if `None`, the local rank's.
+    /// An NVIDIA GPU: the one with this index, or, if `None`, the local rank's.
     Cuda(Option<usize>),
-    /// A GPU over Vulkan, Metal or WebGPU: the one with this number, or, if `None`, the local
+    /// A GPU over Vulkan, Metal or WebGPU: the one with this index, or, if `None`, the local
     /// rank's.
     Wgpu(Option<usize>),
 }
@@ -42,7 +42,7 @@ pub struct Opened {
 pub enum DeviceKind {
     /// The host's cores and memory.
     Cpu,
-    /// The NVIDIA GPU with this number.
+    /// The NVIDIA GPU with this index.
     Cuda(usize),
     /// A GPU over Vulkan, Metal or WebGPU.
     Wgpu,
@@ -72,12 +72,12 @@ pub enum DeviceError {
         reason: String,
     },
     /// The machine has fewer devices of this kind.
-    #[error("there is no {kind}:{number}: {n_devices} are available, counted from 0")]
+    #[error("there is no {kind}:{index}: {n_devices} are available, counted from 0")]
     TooFew {
         /// The kind.
         kind: &'static str,
-        /// Number that was asked for.
-        number: usize,
+        /// Index that was asked for.
+        index: usize,
         /// Number of devices.
         n_devices: usize,
     },
@@ -87,18 +87,18 @@ impl FromStr for DeviceChoice {
     type Err = DeviceError;
 
     fn from_str(text: &str) -> Result<Self, DeviceError> {
-        let (kind, number) = match text.split_once(':') {
-            Some((kind, number)) => {
-                let number = number.parse().map_err(|_| DeviceError::Unknown { text: text.into() })?;
-                (kind, Some(number))
+        let (kind, index) = match text.split_once(':') {
+            Some((kind, index)) => {
+                let index = index.parse().map_err(|_| DeviceError::Unknown { text: text.into() })?;
+                (kind, Some(index))
             }
             None => (text, None),
         };
-        match (kind, number) {
+        match (kind, index) {
             ("auto", None) => Ok(Self::Auto),
             ("cpu", None) => Ok(Self::Cpu),
-            ("cuda", number) => Ok(Self::Cuda(number)),
-            ("wgpu", number) => Ok(Self::Wgpu(number)),
+            ("cuda", index) => Ok(Self::Cuda(index)),
+            ("wgpu", index) => Ok(Self::Wgpu(index)),
             _ => Err(DeviceError::Unknown { text: text.into() }),
         }
     }
@@ -118,8 +118,8 @@ impl DeviceChoice {
                 Err(error) => Ok(Opened { fallback_error: Some(error), ..Opened::cpu() }),
             },
             Self::Cpu => Ok(Opened::cpu()),
-            Self::Cuda(number) => cuda(number, local_rank),
-            Self::Wgpu(number) => wgpu(number, local_rank),
+            Self::Cuda(index) => cuda(index, local_rank),
+            Self::Wgpu(index) => wgpu(index, local_rank),
         }
     }
 }
@@ -138,7 +138,7 @@ impl Opened {
     }
 }
 
-/// Returns the device number for the process with rank `local_rank`: `requested`, else round-robin
+/// Returns the device index for the process with rank `local_rank`: `requested`, else round-robin
 /// over `n_devices`.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn device_index(
@@ -148,8 +148,8 @@ fn device_index(
     n_devices: usize,
 ) -> Result<usize, DeviceError> {
     match requested {
-        Some(number) if number >= n_devices => Err(DeviceError::TooFew { kind, number, n_devices }),
-        Some(number) => Ok(number),
+        Some(index) if index >= n_devices => Err(DeviceError::TooFew { kind, index, n_devices }),
+        Some(index) => Ok(index),
         None => Ok(local_rank % n_devices),
     }
 }
@@ -173,8 +173,8 @@ pub fn cuda_devices() -> Result<Vec<String>, DeviceError> {
         return Err(no_cuda("the driver is installed but sees no GPU; is CUDA_VISIBLE_DEVICES set?".into()));
     }
     let mut names = Vec::with_capacity(n_devices as usize);
-    for number in 0..n_devices {
-        let device = result::device::get(number).map_err(driver_error)?;
+    for index in 0..n_devices {
+        let device = result::device::get(index).map_err(driver_error)?;
         names.push(result::device::get_name(device).map_err(driver_error)?);
     }
     Ok(names)
@@ -237,7 +237,7 @@ fn check_driver() -> Result<(), String> {
 fn cuda(requested: Option<usize>, local_rank: usize) -> Result<Opened, DeviceError> {
     use cudarc::driver::result;
     let names = cuda_devices()?;
-    let number = device_index("cuda", requested, local_rank, names.len())?;
+    let index = device_index("cuda", requested, local_rank, names.len())?;
     // Without these headers, the first kernel would panic in a thread of CubeCL.
     let toolkit = cubecl::cuda::install::cuda_path();
     let headers = toolkit.unwrap_or_else(|| "/usr/local/cuda".into()).join("include/cuda_fp16.h");
@@ -246,14 +246,13 @@ fn cuda(requested: Option<usize>, local_rank: usize) -> Result<Opened, DeviceErr
         return Err(no_cuda(format!("{} is missing; {why}", headers.display())));
     }
     check_driver().map_err(no_cuda)?;
-    super::context::enter(number)
-        .map_err(|error| no_cuda(format!("cuda:{number} cannot be used: {error}")))?;
-    let uuid = result::device::get(number as i32).and_then(result::device::get_uuid);
-    let uuid = uuid.map_err(|error| no_cuda(format!("cuda:{number}: {error}")))?;
+    super::context::enter(index).map_err(|error| no_cuda(format!("cuda:{index} cannot be used: {error}")))?;
+    let uuid = result::device::get(index as i32).and_then(result::device::get_uuid);
+    let uuid = uuid.map_err(|error| no_cuda(format!("cuda:{index}: {error}")))?;
     Ok(Opened {
-        device: Device::cuda(number),
-        kind: DeviceKind::Cuda(number),
-        name: format!("cuda:{number}, {}", names[number]),
+        device: Device::cuda(index),
+        kind: DeviceKind::Cuda(index),
+        name: format!("cuda:{index}, {}", names[index]),
         free_bytes: result::mem_get_info().ok().map(|(free, _)| free as u64),
         // The C header declares `char`, which is signed on some machines.
         id: uuid.bytes.map(|byte| byte as u8),
@@ -274,13 +273,13 @@ fn wgpu(requested: Option<usize>, local_rank: usize) -> Result<Opened, DeviceErr
         let reason = "no driver for Vulkan or Metal is installed, or it sees no GPU".into();
         return Err(DeviceError::None { kind: "wgpu", reason });
     }
-    let number = device_index("wgpu", requested, local_rank, devices.len())?;
-    let device = devices[number].clone();
+    let index = device_index("wgpu", requested, local_rank, devices.len())?;
+    let device = devices[index].clone();
     let name = device.identity().map_or_else(|| "a GPU".to_string(), |identity| identity.name);
     Ok(Opened {
         device,
         kind: DeviceKind::Wgpu,
-        name: format!("wgpu:{number}, {name}"),
+        name: format!("wgpu:{index}, {name}"),
         free_bytes: None,
         id: [0; 16],
         fallback_error: None,

@@ -54,8 +54,8 @@ pub fn on_host<R>(tensor: &mut Tensor<1>, f: impl FnOnce(&mut [f32]) -> R) -> R 
     result
 }
 
-/// Adds two flat tensors of the same length, in the memory of the first if both are on the host and
-/// the first is not shared.
+/// Adds two flat tensors of the same length: in place, reusing `a`'s memory, if both are on the
+/// host and `a` is not shared.
 pub fn add(mut a: Tensor<1>, b: Tensor<1>) -> Tensor<1> {
     if !(is_host(&a) && is_host(&b)) {
         return a + b;

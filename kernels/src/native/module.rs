@@ -75,7 +75,7 @@ impl<const N: usize> Module<N> {
         Ok(Self { functions })
     }
 
-    /// Launches kernel `number` on `stream`, with one argument that is passed by value.
+    /// Launches kernel `index` on `stream`, with one argument that is passed by value.
     ///
     /// # Safety
     /// The kernel's only parameter has the layout of `A`. The addresses in it are those of buffers
@@ -86,7 +86,7 @@ impl<const N: usize> Module<N> {
     /// The driver's message.
     pub(super) unsafe fn launch<A>(
         &self,
-        number: usize,
+        index: usize,
         grid: Grid,
         stream: &Stream<'_>,
         argument: &A,
@@ -97,7 +97,7 @@ impl<const N: usize> Module<N> {
         // guarantees, before it returns.
         let launched = unsafe {
             launch_kernel(
-                self.functions[number],
+                self.functions[index],
                 (blocks, 1, 1),
                 (grid.n_threads as u32, 1, 1),
                 0,

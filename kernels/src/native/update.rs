@@ -25,7 +25,7 @@ use cubecl_runtime::server::Handle;
 
 use super::module::{Grid, Module};
 use super::stream::{self, Stream, is_cuda};
-use crate::products;
+use crate::product_kernels;
 
 /// Source of the kernels, without the definitions of the macros in capitals.
 const SOURCE: &str = include_str!("update.cu");
@@ -70,7 +70,7 @@ pub struct UpdateKernels {
 /// A block of a gradient, whose squares are summed separately.
 #[derive(Debug, Clone, Copy)]
 pub struct Block {
-    /// Number of the gradient.
+    /// Index of the gradient.
     pub tensor: usize,
     /// First element.
     pub start: usize,
@@ -95,7 +95,7 @@ pub struct Segment {
     pub shrink: f32,
     /// Factor of the gradient, unless the device has computed the factors.
     pub clip: f32,
-    /// Number of the clip group.
+    /// Index of the clip group.
     pub group: usize,
     /// Learning rate, with bias correction.
     pub rate: f32,
@@ -241,7 +241,7 @@ struct UpdateJob {
 impl UpdateKernels {
     /// Returns the kernels for the device of `tensor`, which are compiled once for each device.
     /// Returns `None` if the device is no NVIDIA GPU, or if the kernels cannot be compiled or have
-    /// been found wrong; the last two add a [notice](products::notices).
+    /// been found wrong; the last two add a [notice](product_kernels::notices).
     pub fn on_device_of(tensor: &Tensor<1>) -> Option<Self> {
         let tensor = primitive(tensor)?;
         if !is_cuda(&tensor.client) {
@@ -257,7 +257,7 @@ impl UpdateKernels {
         match Module::load(&tensor.client, &source, NAMES) {
             Ok(module) => Some(Self { module: Arc::new(module) }),
             Err(reason) => {
-                products::notice(format!("using CubeCL's kernels to update weights: {reason}"));
+                product_kernels::notice(format!("using CubeCL's kernels to update weights: {reason}"));
                 None
             }
         }
@@ -269,7 +269,9 @@ impl UpdateKernels {
         let Some(tensor) = primitive(tensor) else { return };
         let mut kernels = KERNELS.lock().unwrap_or_else(PoisonError::into_inner);
         kernels.insert(tensor.client.service_id().device, None);
-        products::notice(format!("using CubeCL's kernels to update weights: those for NVIDIA GPUs {fault}"));
+        product_kernels::notice(format!(
+            "using CubeCL's kernels to update weights: those for NVIDIA GPUs {fault}"
+        ));
     }
 
     /// Returns the sums of squares of blocks of gradients, `[blocks]`.
@@ -289,8 +291,8 @@ impl UpdateKernels {
         }
         let table = upload(like, &words);
         let mut first = 0;
-        for (number, grads) in grads.chunks(MOST_UNITS).enumerate() {
-            let launched = blocks[first..].iter().take_while(|block| block.tensor / MOST_UNITS == number);
+        for (index, grads) in grads.chunks(MOST_UNITS).enumerate() {
+            let launched = blocks[first..].iter().take_while(|block| block.tensor / MOST_UNITS == index);
             let n_blocks = launched.count();
             if n_blocks == 0 {
                 continue;
@@ -298,7 +300,7 @@ impl UpdateKernels {
             let n_grads = grads.len();
             let mut read: Vec<Handle> = grads.iter().map(|grad| grad.handle.clone()).collect();
             read.push(table.clone());
-            if number > 0 {
+            if index > 0 {
                 // Declared as an input, so that a failure of an earlier launch, which has written
                 // other sums, is kept.
                 read.push(sums.handle.clone());
@@ -331,7 +333,7 @@ impl UpdateKernels {
         Tensor::from_primitive::<CubeBackend>(sums)
     }
 
-    /// Computes the clip factors of groups. `groups` has the numbers of the sums of each group. The
+    /// Computes the clip factors of groups. `groups` has the indices of the sums of each group. The
     /// step is finite if all norms and all `losses`, `[n]`, are.
     pub fn clip_factors(
         &self,
@@ -390,10 +392,10 @@ impl UpdateKernels {
     /// their numbers of elements: at least one, if there is one.
     pub fn n_units_of_launch(lengths: &[usize]) -> usize {
         let mut n_elements = 0;
-        for (number, n) in lengths.iter().take(MOST_UNITS).enumerate() {
+        for (index, n) in lengths.iter().take(MOST_UNITS).enumerate() {
             n_elements += n;
-            if number > 0 && n_elements > MOST_ELEMENTS {
-                return number;
+            if index > 0 && n_elements > MOST_ELEMENTS {
+                return index;
             }
         }
         lengths.len().min(MOST_UNITS)

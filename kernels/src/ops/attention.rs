@@ -24,13 +24,13 @@ use rayon::prelude::*;
 
 use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, elements, flex_dtype, tensor};
+use super::cpu_product::{Start, product_into};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::gemm::Mat;
 use super::in_f32;
 use super::math::exp;
 use super::number::Number;
-use super::product::{Start, product_into};
 
 /// Returns the attention of `n_heads` heads over `qkv` of `[B, N, 3·D]`, `[B, N, D]`.
 pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
@@ -62,11 +62,11 @@ fn plain(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     weights.matmul(part(qkv, n_heads, 2)).swap_dims(1, 2).reshape([b, n, d3 / 3])
 }
 
-/// Returns Q, K or V (`number` 0, 1 or 2) of `qkv`: `[B, H, N, D_h]`.
-fn part(qkv: Tensor<3>, n_heads: usize, number: usize) -> Tensor<4> {
+/// Returns Q, K or V (`index` 0, 1 or 2) of `qkv`: `[B, H, N, D_h]`.
+fn part(qkv: Tensor<3>, n_heads: usize, index: usize) -> Tensor<4> {
     let [b, n, d3] = qkv.dims();
     let parts = qkv.reshape([b, n, 3, n_heads, d3 / 3 / n_heads]).permute([2, 0, 3, 1, 4]);
-    parts.narrow(0, number, 1).squeeze_dim(0)
+    parts.narrow(0, index, 1).squeeze_dim(0)
 }
 
 /// Kernel for `qkv` with elements of type `T`; scores and softmax are f32.

@@ -32,8 +32,8 @@ use super::relu;
 const BLOCK: usize = 64;
 
 /// Returns `x`, and the sums n, s and q of `x` of `[B, N, C]` around `guess` of `[C]`, `[1 + 2C]`.
-/// The argument must have no use other than the returned `x`: the gradient of the returned `x` and
-/// that of the sums are added in one pass.
+/// The argument must have no use other than the returned `x`: the gradients of the returned `x` and
+/// of the sums are added in one pass.
 pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
     match flex_dtype(&x) {
         Some(DType::F32) => moments_on_flex::<f32>(x, guess),
@@ -241,8 +241,8 @@ impl<T: Number> Normalize<T> {
         let mut totals = vec![0.0f64; 2 * c];
         let y = rectified.as_ref().map(elements::<T>);
         // Block by block, so that the rows are in the cache for every loop over them.
-        for (number, rows) in elements_mut::<T>(&mut gx).chunks_mut(BLOCK * c).enumerate() {
-            let range = number * BLOCK * c..number * BLOCK * c + rows.len();
+        for (index, rows) in elements_mut::<T>(&mut gx).chunks_mut(BLOCK * c).enumerate() {
+            let range = index * BLOCK * c..index * BLOCK * c + rows.len();
             if let Some(y) = y {
                 relu::mask(rows, &y[range.clone()]);
             }

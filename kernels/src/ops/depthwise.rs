@@ -193,9 +193,9 @@ impl Shape {
             let mut plane = self.plane();
             for (i, out) in images.chunks_exact_mut(image_len).enumerate() {
                 let image = &x[(first + i) * image_len..][..image_len];
-                for (number, channels) in self.groups().enumerate() {
+                for (index, channels) in self.groups().enumerate() {
                     self.fill(&mut plane, image, channels.clone());
-                    let weights = &weights[number * self.n_taps() * LANES..][..self.n_taps() * LANES];
+                    let weights = &weights[index * self.n_taps() * LANES..][..self.n_taps() * LANES];
                     let mut start = [0.0; LANES];
                     start[..channels.len()].copy_from_slice(&bias[channels.clone()]);
                     convolve_plane(self, &plane, weights, &start, out, channels);

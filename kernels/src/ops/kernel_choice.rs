@@ -1,4 +1,7 @@
 //! The choice of the kernels that multiply matrices on a GPU, and what they have computed so far.
+//!
+//! The kernel of a single product is chosen where it is computed (`ops::cube::product`), in the
+//! order of preference of [`product_kernels`].
 
 use burn_tensor::{DType, Device, Distribution, Tensor};
 
@@ -7,17 +10,17 @@ use super::gradient::FlatGradient;
 use super::linear::linear;
 use super::part::part;
 use super::seed::seed;
-use crate::products::{self, Kernels, KernelsError, ProductReport};
+use crate::product_kernels::{self, Kernels, KernelsError, ProductReport};
 
 /// Sets the kernels of this process, and returns the name of the set on `device`:
 /// `cublaslt-13.2.0`, `cubecl-0.11.3`, or `cpu`. Results are bit-identical with the same set on the
 /// same kind of device. Kernels that are not used, and the reasons, are among the
-/// [`notices`](products::notices).
+/// [`notices`](product_kernels::notices).
 ///
 /// # Errors
 /// [`KernelsError`] if `kernels` asks for kernels that the device does not support.
 pub fn choose_kernels(kernels: Kernels, device: &Device) -> Result<String, KernelsError> {
-    products::set(kernels);
+    product_kernels::set(kernels);
     if *device == Device::flex() {
         return match kernels {
             Kernels::Cublaslt => Err(KernelsError::NoCublaslt { reason: "it is for NVIDIA GPUs".into() }),
@@ -28,9 +31,9 @@ pub fn choose_kernels(kernels: Kernels, device: &Device) -> Result<String, Kerne
         match library_version(device) {
             Ok(version) => return Ok(format!("cublaslt-{version}")),
             Err(reason) if kernels == Kernels::Cublaslt => return Err(KernelsError::NoCublaslt { reason }),
-            Err(reason) if is_nvidia(device) => {
-                products::notice(format!("using CubeCL's kernels for products, not cuBLASLt: {reason}"))
-            }
+            Err(reason) if is_nvidia(device) => product_kernels::notice(format!(
+                "using CubeCL's kernels for products, not cuBLASLt: {reason}"
+            )),
             Err(_) => {}
         }
     }

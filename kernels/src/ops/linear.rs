@@ -20,11 +20,11 @@ use multiversion::multiversion;
 use super::bridge::{Kernel, run};
 use super::cast::cast;
 use super::cpu::{contiguous, dims, elements, flex_dtype, is_flex, slice, tensor};
+use super::cpu_product::product;
 #[cfg(feature = "cube")]
 use super::cube;
 use super::gemm::Mat;
 use super::number::Number;
-use super::product::product;
 use super::weights::Weights;
 
 /// Returns `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]` and `bias` of `[O]`. If `x` is

@@ -1,5 +1,5 @@
-//! A gradient that the backward pass of one operation stores for that of a later one, which adds it
-//! in its own pass over memory.
+//! A gradient that the backward pass of one operation stores for the backward pass of a later one,
+//! which adds it in its own pass over memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -19,6 +19,7 @@ mod bridge;
 mod cast;
 mod conv;
 mod cpu;
+mod cpu_product;
 mod cross_entropy;
 #[cfg(feature = "cube")]
 pub mod cube;
@@ -41,7 +42,6 @@ mod part;
 #[cfg(feature = "cube")]
 mod places;
 mod probs;
-mod product;
 mod relu;
 mod residual;
 mod rotary;
@@ -60,6 +60,7 @@ pub use attention::{attention, attention_weights};
 pub use batch_norm::{Affine, moments, normalize};
 pub use cast::cast;
 pub use conv::{Window, conv, max_pool};
+pub use cpu_product::{ProductLimits, Start, product_into};
 pub use cross_entropy::{Pairs, cross_entropy};
 pub use depthwise::depthwise_branch;
 pub use fork::fork;
@@ -78,7 +79,6 @@ pub use probs::{
     balanced, column_sums, exp_rows, largest, log_sum_exp, row_maxima, scaled, scaled_row_sums, sharpness,
     softmax_rows,
 };
-pub use product::{ProductLimits, Start, product_into};
 pub use relu::relu;
 pub use residual::branch;
 pub use rotary::{Rotations, rotate};

@@ -34,7 +34,7 @@ pub struct Skip {
     end: End,
 }
 
-/// The way in which the gradient of the skip connection is added to that of the branch.
+/// The way in which the gradient of the skip connection is added to the gradient of the branch.
 enum End {
     /// The end stores it for the branch's first operation, on a CPU.
     Cpu(Link<FlexTensor>),

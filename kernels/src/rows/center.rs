@@ -25,7 +25,7 @@ const TILE_CENTERS: usize = 512;
 /// The nearest center of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NearestCenter {
-    /// Number of the center.
+    /// Index of the center.
     pub cell: u32,
     /// Squared distance to the center; infinite before any center has been compared.
     pub distance: f32,
@@ -42,7 +42,7 @@ impl NearestCenter {
 
 /// Compares rows `range` with `centers`, `[K, D]`, which are numbered from `first_cell` on, and
 /// stores each center that is nearer than the one in `nearest`. Of several centers at equal
-/// distance, the one with the lowest number is nearest. Entries of rows that are not finite remain
+/// distance, the one with the lowest index is nearest. Entries of rows that are not finite remain
 /// unchanged.
 ///
 /// # Panics
@@ -59,8 +59,8 @@ pub fn find_nearest_centers(
     assert!(d > 0 && centers.len().is_multiple_of(d), "centers have the width of rows");
     let half_squares: Vec<f32> = centers.chunks_exact(d).map(|center| squared_length(center) / 2.0).collect();
     let blocks = nearest.par_chunks_mut(BLOCK_ROWS).enumerate();
-    blocks.for_each_init(Scratch::default, |scratch, (number, nearest)| {
-        let start = range.start + number * BLOCK_ROWS;
+    blocks.for_each_init(Scratch::default, |scratch, (index, nearest)| {
+        let start = range.start + index * BLOCK_ROWS;
         scratch.compare(rows, start, centers, &half_squares, first_cell, nearest);
     });
 }
@@ -97,13 +97,13 @@ impl Scratch {
             gemm([n, d, k], 1.0, a, b, 0.0, &mut self.products, k);
             update_best(&self.products, half_squares, first as u32, &mut best);
         }
-        for ((nearest, (score, number)), row) in nearest.iter_mut().zip(best).zip(self.rows.chunks_exact(d)) {
+        for ((nearest, (score, center)), row) in nearest.iter_mut().zip(best).zip(self.rows.chunks_exact(d)) {
             // Distances within the rounding error of zero are set to zero.
             let squares = squared_length(row);
             let distance = squares - 2.0 * score;
             let distance = if distance < 4.0 * f32::EPSILON * squares { 0.0 } else { distance };
             if distance < nearest.distance {
-                *nearest = NearestCenter { cell: first_cell + number, distance };
+                *nearest = NearestCenter { cell: first_cell + center, distance };
             }
         }
     }

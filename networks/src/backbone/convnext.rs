@@ -83,12 +83,12 @@ impl Config {
         self.width << stage
     }
 
-    fn block(&self, stage: usize, number: usize) -> Block {
+    fn block(&self, stage: usize, index: usize) -> Block {
         let n_before: usize = self.depths[..stage].iter().sum();
         let n_blocks: usize = self.depths.iter().sum();
-        let depth = (n_before + number) as f32 / (n_blocks - 1).max(1) as f32;
+        let depth = (n_before + index) as f32 / (n_blocks - 1).max(1) as f32;
         Block {
-            name: format!("stages.{stage}.blocks.{number}"),
+            name: format!("stages.{stage}.blocks.{index}"),
             width: self.stage_width(stage),
             layer_scale: self.layer_scale,
             drop_path: self.drop_path * depth,
@@ -125,8 +125,8 @@ impl BackboneConfig for Config {
                 let name = format!("stages.{stage}.downsample");
                 units.push(Box::new(Downsample { name, input: self.stage_width(stage - 1) }));
             }
-            for number in 0..depth {
-                units.push(Box::new(self.block(stage, number)));
+            for index in 0..depth {
+                units.push(Box::new(self.block(stage, index)));
             }
         }
         units.push(Box::new(Norm { width: self.width(), readout }));
@@ -337,11 +337,11 @@ impl Unit for Block {
         groups
             .into_iter()
             .enumerate()
-            .map(|(number, group)| {
+            .map(|(index, group)| {
                 let weight = cx.leaves.get("conv_dw.weight");
                 let bias = cx.leaves.get("conv_dw.bias");
                 let (h, skip) = depthwise_branch(group.x.clone(), group.grid, weight, bias);
-                let factors = cx.draws.factors(number, 0);
+                let factors = cx.draws.factors(index, 0);
                 let h = apply_to_kept(h, factors, |h| {
                     let h = cx.rounded(norm("norm", h, cx));
                     mlp(h, linear_params("mlp.fc1", cx), linear_params("mlp.fc2", cx))

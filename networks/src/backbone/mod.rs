@@ -41,6 +41,9 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 /// Checks the number of channels of an image.
+///
+/// # Errors
+/// The reason, with the key in the message.
 fn check_channels(n_channels: usize) -> Result<(), String> {
     PixelFormat { n_channels, depth: Depth::default() }
         .validate()

@@ -253,15 +253,15 @@ impl Config {
         }
     }
 
-    /// Creates branch `number` of stage `stage_number`, of `input` channels.
-    fn branch(&self, stage_number: usize, number: usize, stage: Stage, input: usize) -> Branch {
+    /// Creates branch `index` of stage `stage_index`, of `input` channels.
+    fn branch(&self, stage_index: usize, index: usize, stage: Stage, input: usize) -> Branch {
         let Stage { width, group_width, .. } = stage;
-        let stride = if number == 0 { 2 } else { 1 };
+        let stride = if index == 0 { 2 } else { 1 };
         let squeezed = (SQUEEZE * input as f64).round_ties_even() as usize;
-        let shortcut = (number == 0).then(|| layer("proj", input, width, 1, stride, 1));
-        let block = stage_number + 1;
+        let shortcut = (index == 0).then(|| layer("proj", input, width, 1, stride, 1));
+        let block = stage_index + 1;
         Branch {
-            name: format!("trunk_output.block{block}.block{block}-{number}"),
+            name: format!("trunk_output.block{block}.block{block}-{index}"),
             layers: vec![
                 layer("f.a", input, width, 1, 1, 1),
                 layer("f.b", width, width, 3, stride, width / group_width),
@@ -327,11 +327,11 @@ impl BackboneConfig for Config {
         };
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(Stem { name: "stem", layer: stem, pools: false })];
         let mut input = STEM_WIDTH;
-        for (stage_number, stage) in stages.iter().enumerate() {
-            for number in 0..stage.depth {
-                let is_last = stage_number + 1 == stages.len() && number + 1 == stage.depth;
+        for (stage_index, stage) in stages.iter().enumerate() {
+            for index in 0..stage.depth {
+                let is_last = stage_index + 1 == stages.len() && index + 1 == stage.depth;
                 let pools = is_last && readout == Readout::Pooled;
-                let branch = self.branch(stage_number, number, *stage, input);
+                let branch = self.branch(stage_index, index, *stage, input);
                 units.push(Box::new(BranchPart::undivided(Branch { pools, ..branch })));
                 input = stage.width;
             }

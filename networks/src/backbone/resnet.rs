@@ -87,10 +87,10 @@ impl Config {
         Stem { name: ".stem", layer, pools: self.stem == StemKind::Imagenet }
     }
 
-    /// Creates branch `number` of `stage`, of `input` channels.
-    fn branch(&self, stage: usize, number: usize, input: usize) -> Branch {
+    /// Creates branch `index` of `stage`, of `input` channels.
+    fn branch(&self, stage: usize, index: usize, input: usize) -> Branch {
         let width = self.width << stage;
-        let stride = if stage > 0 && number == 0 { 2 } else { 1 };
+        let stride = if stage > 0 && index == 0 { 2 } else { 1 };
         let (_, bottleneck) = self.stages();
         let output = if bottleneck { 4 * width } else { width };
         let mut layers = if bottleneck {
@@ -109,7 +109,7 @@ impl Config {
         }
         let changes_shape = stride > 1 || input != output;
         Branch {
-            name: format!("layer{}.{number}", stage + 1),
+            name: format!("layer{}.{index}", stage + 1),
             layers,
             excitation: None,
             shortcut: changes_shape.then(|| layer("downsample.0", "downsample.1", input, output, 1, stride)),
@@ -140,10 +140,10 @@ impl BackboneConfig for Config {
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(self.stem())];
         let mut input = self.width;
         for (stage, depth) in depths.into_iter().enumerate() {
-            for number in 0..depth {
-                let is_last = stage == 3 && number + 1 == depth;
+            for index in 0..depth {
+                let is_last = stage == 3 && index + 1 == depth;
                 let pools = is_last && readout == Readout::Pooled;
-                let branch = self.branch(stage, number, input);
+                let branch = self.branch(stage, index, input);
                 units.push(Box::new(BranchPart::undivided(Branch { pools, ..branch })));
                 input = (self.width << stage) * if bottleneck { 4 } else { 1 };
             }

@@ -124,11 +124,11 @@ pub fn staged_units(heads: &[Head], n_column_parts: usize) -> Vec<usize> {
         n_staged.push(if is_divided { head.units.len() - 1 } else { head.n_staged() });
     }
     // The input of a staged unit must have gone through the passes of the step as well.
-    for (number, head) in heads.iter().enumerate().rev() {
+    for (index, head) in heads.iter().enumerate().rev() {
         if !head.is_divided(n_column_parts) && head.n_staged() == 0 {
             continue;
         }
-        let mut reader = number;
+        let mut reader = index;
         while let Some(input) = input_head(heads, reader) {
             n_staged[input] = heads[input].units.len();
             reader = input;
@@ -137,7 +137,7 @@ pub fn staged_units(heads: &[Head], n_column_parts: usize) -> Vec<usize> {
     n_staged
 }
 
-/// Returns the number of the head that head `reader` reads; `None` if it reads the backbone.
+/// Returns the index of the head that head `reader` reads; `None` if it reads the backbone.
 fn input_head(heads: &[Head], reader: usize) -> Option<usize> {
     let name = heads[reader].reads.head()?;
     heads[..reader].iter().position(|head| head.name == name)

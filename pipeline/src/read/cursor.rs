@@ -1,5 +1,5 @@
 //! The resume point of the data path.
 
-/// Number of the next global batch. Nothing else is needed to resume.
+/// Index of the next global batch. Nothing else is needed to resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, PartialOrd, Ord)]
 pub struct Cursor(pub u64);

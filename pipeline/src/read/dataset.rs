@@ -25,7 +25,7 @@ pub struct Dataset {
     sampling: Sampling,
 }
 
-/// Number of a sample in its data set, in the order of the shard list. It identifies the sample
+/// Index of a sample in its data set, in the order of the shard list. It identifies the sample
 /// permanently: seeds of crops and rows of feature files are keyed by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SampleId(pub u64);
@@ -33,7 +33,7 @@ pub struct SampleId(pub u64);
 /// One sample's image, still encoded, and its label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
-    /// Number of the sample.
+    /// Index of the sample.
     pub id: SampleId,
     /// Key of the sample in its shard.
     pub key: String,
@@ -143,7 +143,7 @@ impl Dataset {
         self.shards.iter().map(|shard| shard.len() as u64).collect()
     }
 
-    /// Starts fetching the shards with these numbers in the background, in this order, except those
+    /// Starts fetching the shards with these indices in the background, in this order, except those
     /// that are read in place.
     pub fn prefetch(&self, shards: &[usize]) {
         for shard in shards {
@@ -180,7 +180,7 @@ impl Dataset {
         }
     }
 
-    /// Returns the number of the sample at (`shard`, `sample`).
+    /// Returns the index of the sample at (`shard`, `sample`).
     pub fn id(&self, shard: usize, sample: u64) -> SampleId {
         SampleId(self.starts[shard] + sample)
     }
@@ -314,12 +314,12 @@ impl Dataset {
         }
         let n_max = MAX_SAMPLED_IMAGES.min(self.n_samples);
         let total_bytes: u64 =
-            (0..n_max).map(|number| self.sample_bytes(self.evenly_spread(number, n_max))).sum();
+            (0..n_max).map(|index| self.sample_bytes(self.evenly_spread(index, n_max))).sum();
         let mean_bytes = total_bytes / n_max.max(1) + 1;
         let n_sampled = (MAX_SAMPLED_BYTES / mean_bytes).clamp(4, MAX_SAMPLED_IMAGES).min(self.n_samples);
         let mut hash = Xxh3::new();
-        for number in 0..n_sampled {
-            match self.read(self.evenly_spread(number, n_sampled)) {
+        for index in 0..n_sampled {
+            match self.read(self.evenly_spread(index, n_sampled)) {
                 Ok(sample) => {
                     for file in sample.image.files() {
                         hash.update(file);
@@ -334,9 +334,9 @@ impl Dataset {
         Ok(Some(hash.digest()))
     }
 
-    /// Returns sample `number` of `n` that are evenly spread over the data set.
-    fn evenly_spread(&self, number: u64, n: u64) -> SampleId {
-        SampleId((u128::from(number) * u128::from(self.n_samples) / u128::from(n.max(1))) as u64)
+    /// Returns sample `index` of `n` that are evenly spread over the data set.
+    fn evenly_spread(&self, index: u64, n: u64) -> SampleId {
+        SampleId((u128::from(index) * u128::from(self.n_samples) / u128::from(n.max(1))) as u64)
     }
 
     /// Returns the shards, in the order of the list.
@@ -344,7 +344,7 @@ impl Dataset {
         &self.shards
     }
 
-    /// Returns the shard that holds sample `id`, and the number of the sample in it.
+    /// Returns the shard that holds sample `id`, and the index of the sample in it.
     pub fn locate(&self, id: SampleId) -> (&Shard, usize) {
         let shard = self.starts.partition_point(|start| *start <= id.0) - 1;
         (&self.shards[shard], (id.0 - self.starts[shard]) as usize)

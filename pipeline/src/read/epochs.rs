@@ -74,11 +74,11 @@ impl Epochs {
         let permuted = permute(within - window.range.start, len, window.key);
         let slot = window.shards.partition_point(|(_, before)| *before <= permuted) - 1;
         let (shard, before) = window.shards[slot];
-        let number = permuted - before;
+        let index_in_shard = permuted - before;
         match &self.weights {
-            None => Place { epoch, shard, sample: number, repeat: 0 },
+            None => Place { epoch, shard, sample: index_in_shard, repeat: 0 },
             Some(weights) => {
-                let (sample, repeat) = weights.sample(shard, number, order.offset);
+                let (sample, repeat) = weights.sample(shard, index_in_shard, order.offset);
                 Place { epoch, shard, sample, repeat }
             }
         }
@@ -131,7 +131,7 @@ impl Epochs {
         }
         let mut start = 0;
         let mut windows = Vec::with_capacity(shards.len().div_ceil(self.window_shards));
-        for (number, chunk) in shards.chunks(self.window_shards).enumerate() {
+        for (index, chunk) in shards.chunks(self.window_shards).enumerate() {
             let mut n_samples = 0;
             let mut window_shards = Vec::with_capacity(chunk.len());
             for shard in chunk {
@@ -143,7 +143,7 @@ impl Epochs {
             windows.push(Window {
                 range,
                 shards: window_shards,
-                key: mix(key.wrapping_add(number as u64 + 1)),
+                key: mix(key.wrapping_add(index as u64 + 1)),
             });
         }
         EpochOrder { epoch, windows, offset }

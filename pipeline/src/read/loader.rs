@@ -39,11 +39,11 @@ impl Default for LoaderConfig {
 /// A sample with its slot in a batch.
 #[derive(Debug)]
 pub struct Item {
-    /// Number of the global batch.
+    /// Index of the global batch.
     pub batch: u64,
     /// Slot in this rank's part of the batch.
     pub slot: usize,
-    /// Number of the pass over the data.
+    /// Index of the pass over the data.
     pub epoch: u64,
     /// Number of times that the sample has been shown before in this epoch: more than 0 only for
     /// samples with a large weight.

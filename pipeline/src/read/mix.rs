@@ -2,7 +2,7 @@
 //!
 //! The stream is divided into blocks of 1,000 positions. In each block, every source has a number
 //! of positions proportional to its share, and a permutation, which depends on the seed and the
-//! number of the block, assigns them. The source of any position, and the position within the
+//! index of the block, assigns them. The source of any position, and the position within the
 //! source, are therefore computed without those before it, and the shares hold in every block.
 
 use std::ops::Range;
@@ -44,8 +44,8 @@ impl Mix {
     pub(super) fn locate(&self, position: u64) -> (usize, u64) {
         let block = position / BLOCK;
         let within = position % BLOCK;
-        let (source, number) = self.source(block, within);
-        (source, block * self.n_positions(source) + number)
+        let (source, index) = self.source(block, within);
+        (source, block * self.n_positions(source) + index)
     }
 
     /// Returns the block that holds `position`.
@@ -71,7 +71,7 @@ impl Mix {
         counts
     }
 
-    /// Returns the source of a position within a block, and its number among those of the source.
+    /// Returns the source of a position within a block, and its index among those of the source.
     fn source(&self, block: u64, within: u64) -> (usize, u64) {
         let slot = permute(within, BLOCK, mix(self.key.wrapping_add(block)));
         let source = self.starts.partition_point(|start| *start <= slot) - 1;

@@ -52,11 +52,11 @@ impl Order {
         let mut streams = Vec::new();
         let mut first_shard = 0;
         let mut first_sample = 0;
-        for (number, n_shards) in counts.into_iter().enumerate() {
+        for (index, n_shards) in counts.into_iter().enumerate() {
             let sizes = sizes[first_shard..first_shard + n_shards].to_vec();
             let n_samples = sizes.iter().sum::<u64>() as usize;
             // Sources with as many shards of the same sizes are read in different orders.
-            let seed = if number == 0 { seed } else { seed ^ mix(number as u64) };
+            let seed = if index == 0 { seed } else { seed ^ mix(index as u64) };
             let mut epochs = Epochs::new(seed, sizes, window_shards);
             if let Some(weights) = &sampling.weights {
                 epochs = epochs.with_weights(&weights[first_sample..first_sample + n_samples]);
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    /// An order of a data set without shares and weights is that of its shards.
+    /// An order of a data set without shares and weights is the order of its shards.
     #[test]
     fn one_source_is_read_in_epochs() {
         let order = Order::new(3, vec![10, 4], 1);

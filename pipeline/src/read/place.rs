@@ -3,11 +3,11 @@
 /// Sample at a position of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// Number of the pass over the sample's source.
+    /// Index of the pass over the sample's source.
     pub epoch: u64,
-    /// Number of the shard in the list.
+    /// Index of the shard in the list.
     pub shard: usize,
-    /// Number of the sample in the shard.
+    /// Index of the sample in the shard.
     pub sample: u64,
     /// Number of times that the sample has been shown before in this pass: more than 0 only for
     /// samples with a large weight.

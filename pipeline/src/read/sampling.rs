@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::Xxh3;
 pub struct Sampling {
     /// Sources that are mixed, in the order of their shards; none if the data set is not a mix.
     pub sources: Vec<MixedSource>,
-    /// Weight of each sample, by its number in the data set; `None` if all are alike. Weights are
+    /// Weight of each sample, by its index in the data set; `None` if all are alike. Weights are
     /// relative to the others of the same source.
     pub weights: Option<Vec<f64>>,
 }

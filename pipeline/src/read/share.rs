@@ -12,7 +12,7 @@ use crate::PipelineError;
 /// The part of each global batch that one rank reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
-    /// Number of the rank, below `world_size`.
+    /// Index of the rank, below `world_size`.
     pub rank: usize,
     /// Number of ranks.
     pub world_size: usize,

@@ -47,17 +47,17 @@ impl Weights {
         self.first_draw(self.starts[shard + 1], offset) - self.first_draw(self.starts[shard], offset)
     }
 
-    /// Returns the sample, by its number in its shard, of draw `number` among those of `shard`, and
+    /// Returns the sample, by its index in its shard, of draw `index` among those of `shard`, and
     /// the number of earlier draws of the same sample.
-    pub(super) fn sample(&self, shard: usize, number: u64, offset: u64) -> (u64, u64) {
-        let draw = self.first_draw(self.starts[shard], offset) + number;
+    pub(super) fn sample(&self, shard: usize, index: u64, offset: u64) -> (u64, u64) {
+        let draw = self.first_draw(self.starts[shard], offset) + index;
         let n = self.n();
         let point = (u128::from(draw) * u128::from(self.total()) + u128::from(offset)) / u128::from(n);
         let sample = self.sums.partition_point(|sum| u128::from(*sum) <= point) as u64 - 1;
         (sample - self.starts[shard], draw - self.first_draw(sample, offset))
     }
 
-    /// Returns the number of samples, which is that of the draws of an epoch, n.
+    /// Returns the number of samples, n, which is also the number of draws of an epoch.
     fn n(&self) -> u64 {
         self.sums.len() as u64 - 1
     }
@@ -98,8 +98,8 @@ mod tests {
             let mut counts = vec![0u64; n as usize];
             let mut start = 0;
             for (shard, size) in sizes.iter().enumerate() {
-                for number in 0..weights.n_draws(shard, offset) {
-                    let (sample, repeat) = weights.sample(shard, number, offset);
+                for index in 0..weights.n_draws(shard, offset) {
+                    let (sample, repeat) = weights.sample(shard, index, offset);
                     prop_assert!(sample < *size);
                     prop_assert_eq!(repeat, counts[(start + sample) as usize]);
                     counts[(start + sample) as usize] += 1;

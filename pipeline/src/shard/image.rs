@@ -84,7 +84,7 @@ pub(crate) fn image_members(index: &ShardIndex, i: usize) -> Vec<Member<'_>> {
     bands
 }
 
-/// Returns whether `extension` is that of a band: a name and the extension of an image.
+/// Returns whether `extension` is the extension of a band: a name and the extension of an image.
 pub fn is_band(extension: &str) -> bool {
     let Some((_, format)) = extension.rsplit_once('.') else { return false };
     IMAGE_EXTENSIONS.contains(&format) && !MASK_EXTENSIONS.contains(&extension)

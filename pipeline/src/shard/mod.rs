@@ -49,14 +49,14 @@ impl Shard {
         Self { store, index, content_hash: OnceLock::new(), cached_index: None }
     }
 
-    /// Creates a shard as [`Shard::new`] does, with an index whose checksum is that of the current
+    /// Creates a shard as [`Shard::new`] does, with an index whose checksum covers the current
     /// bytes.
     pub(crate) fn with_current_index(store: Arc<dyn Store>, index: ShardIndex) -> Self {
         let content_hash = index.checksum.map(OnceLock::from).unwrap_or_default();
         Self { store, index, content_hash, cached_index: None }
     }
 
-    /// Creates a shard as [`Shard::new`] does, with an index that is saved as that of the file
+    /// Creates a shard as [`Shard::new`] does, with an index that is saved as the index of the file
     /// `cached` once the hash of the bytes has been computed.
     pub(crate) fn with_cached_index(store: Arc<dyn Store>, index: ShardIndex, cached: PathBuf) -> Self {
         Self { store, index, content_hash: OnceLock::new(), cached_index: Some(cached) }

@@ -190,8 +190,8 @@ fn close_run<'m>(
     last_of_key: &mut HashMap<&'m str, usize>,
 ) {
     let Some(run) = run else { return };
-    if let Some(number) = last_of_key.get(run.key) {
-        let sample = &mut samples[*number];
+    if let Some(index) = last_of_key.get(run.key) {
+        let sample = &mut samples[*index];
         let is_duplicate = run
             .members
             .iter()
@@ -233,7 +233,7 @@ pub fn open(path: &Path) -> Result<ShardIndex, PipelineError> {
 }
 
 /// Reads the sidecar of the shard at `path`, whose state is `stamp`, if it was written after the
-/// last change of the shard: then its checksum is that of the current bytes.
+/// last change of the shard: then its checksum covers the current bytes.
 ///
 /// # Errors
 /// As [`load`].
@@ -326,8 +326,8 @@ pub fn touch(path: &Path) {
 /// headers and the checks that `index` states.
 fn some_members_match(file: &File, path: &Path, index: &ShardIndex) -> Result<bool, PipelineError> {
     let n_checked = index.len().min(N_CHECKED);
-    for number in 0..=n_checked {
-        let sample = (number * index.len() / n_checked).min(index.len() - 1);
+    for i in 0..=n_checked {
+        let sample = (i * index.len() / n_checked).min(index.len() - 1);
         for member in index.members(sample) {
             let Some(check) = member.check else { continue };
             if !header_matches(file, index.key(sample), &member) {

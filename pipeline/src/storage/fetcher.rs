@@ -10,7 +10,7 @@ use crossbeam::channel::{Sender, unbounded};
 use super::cache::{Cache, PartialShard};
 use super::config::{ColumnNames, StorageConfig};
 use super::name::cache_name;
-use super::receive::receive;
+use super::receive::stream_tar;
 use crate::PipelineError;
 use crate::remote::Client;
 use crate::remote::body::Failure;
@@ -96,7 +96,7 @@ impl Fetcher {
         expected: Option<(u64, Option<u64>)>,
         partial: &mut PartialShard<'_>,
     ) -> Result<(), PipelineError> {
-        receive(source, || self.client(), &self.inner.config, partial)?;
+        stream_tar(source, || self.client(), &self.inner.config, partial)?;
         let Some((expected_bytes, expected_hash)) = expected else {
             // A compressed stream ends with a checksum, and a Parquet file with its directory.
             if !source.url.is_plain_tar() || partial.is_complete_tar() {

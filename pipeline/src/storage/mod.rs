@@ -37,7 +37,7 @@ use crate::{PipelineError, url};
 /// Number of shards that are opened at a time: opening mostly waits for disks and servers.
 const N_OPEN_THREADS: usize = 16;
 
-/// Results of opening shards, by their number; `None` for those that were not opened.
+/// Results of opening shards, by their index; `None` for those that were not opened.
 type OpenResults = Mutex<Vec<Option<Result<Shard, PipelineError>>>>;
 
 /// Opens shards. Shared by threads; clones are handles of the same storage.
@@ -130,8 +130,8 @@ impl Storage {
         results.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect()
     }
 
-    /// Opens the shards of `sources` from number `next` on, which it increments, and stores each in
-    /// `results` under its number. Several threads do so at the same time.
+    /// Opens the shards of `sources` from index `next` on, which it increments, and stores each in
+    /// `results` under its index. Several threads do so at the same time.
     fn open_remaining(&self, sources: &[Source], next: &AtomicUsize, results: &OpenResults) {
         loop {
             let i = next.fetch_add(1, Ordering::Relaxed);

@@ -47,10 +47,10 @@ const N_PROBED_ROWS: usize = 100;
 
 /// Columns of a file with images and classes.
 struct Layout<'c> {
-    /// Columns of images, that of the sample's image first.
+    /// Columns of images; the column of the sample's image comes first.
     images: Vec<String>,
     label: Option<&'c str>,
-    /// Names of classes, by number; empty if there are none.
+    /// Names of classes, by index; empty if there are none.
     class_names: Vec<String>,
 }
 
@@ -89,9 +89,9 @@ fn write_rows(name: &str, file: File, columns: &ColumnNames, sink: &mut dyn Sink
     sink.restart(None)?;
     let mut tar = tar::Builder::new(sink);
     let rows = reader.get_row_iter(None).map_err(|error| not_parquet(name, error.to_string()))?;
-    for (number, row) in rows.enumerate() {
+    for (index, row) in rows.enumerate() {
         let row = row.map_err(|error| not_parquet(name, error.to_string()))?;
-        append_row(&mut tar, number, &row, &layout)?;
+        append_row(&mut tar, index, &row, &layout)?;
     }
     tar.finish()
 }
@@ -163,18 +163,18 @@ fn find_layout<'c>(
     Ok(Layout { images, label, class_names })
 }
 
-/// Appends the members of a row, whose key is its number. A row without an image becomes a bad
+/// Appends the members of a row, whose key is its index. A row without an image becomes a bad
 /// sample, without an image in the tar.
 fn append_row(
     tar: &mut tar::Builder<&mut dyn Sink>,
-    number: usize,
+    index: usize,
     row: &Row,
     layout: &Layout<'_>,
 ) -> io::Result<()> {
     let mut class = None;
     let mut columns = Map::new();
     let mut has_image = false;
-    // The sample's image comes first: its extension is that of its format, without a column name.
+    // The sample's image comes first: its extension is its format's, without a column name.
     let mut fields: Vec<(&String, &Field)> = row.get_column_iter().collect();
     fields.sort_by_key(|(name, _)| layout.image_position(name).unwrap_or(usize::MAX));
     for (name, field) in fields {
@@ -203,30 +203,30 @@ fn append_row(
                 (_, 0) => format!("{name}.{format}"),
                 _ => format!("{name}.{i}.{format}"),
             };
-            append_member(tar, number, &extension, image.bytes)?;
+            append_member(tar, index, &extension, image.bytes)?;
         }
     }
     if let Some(class) = &class {
-        let name = class.parse().ok().and_then(|number: usize| layout.class_names.get(number));
-        append_member(tar, number, "cls", name.unwrap_or(class).as_bytes())?;
+        let name = class.parse().ok().and_then(|index: usize| layout.class_names.get(index));
+        append_member(tar, index, "cls", name.unwrap_or(class).as_bytes())?;
     }
     // Each row is a sample, even one without values.
     if !columns.is_empty() || class.is_none() {
-        append_member(tar, number, "json", Value::Object(columns).to_string().as_bytes())?;
+        append_member(tar, index, "json", Value::Object(columns).to_string().as_bytes())?;
     }
     Ok(())
 }
 
 fn append_member(
     tar: &mut tar::Builder<&mut dyn Sink>,
-    number: usize,
+    index: usize,
     extension: &str,
     bytes: &[u8],
 ) -> io::Result<()> {
     let mut header = tar::Header::new_ustar();
     header.set_size(bytes.len() as u64);
     header.set_mode(0o644);
-    tar.append_data(&mut header, format!("{number:08}.{extension}"), bytes)
+    tar.append_data(&mut header, format!("{index:08}.{extension}"), bytes)
 }
 
 /// An encoded image, and its path when the file was made.
@@ -291,8 +291,8 @@ fn image_extension(bytes: &[u8]) -> &'static str {
     "jpg"
 }
 
-/// Returns the names of the classes of `column` in the metadata of Hugging Face, by number; empty
-/// if there are none.
+/// Returns the names of the classes of `column` in the metadata of Hugging Face, by index; empty if
+/// there are none.
 fn class_names(metadata: Option<&Vec<KeyValue>>, column: &str) -> Vec<String> {
     let text = metadata.into_iter().flatten().find(|entry| entry.key == "huggingface");
     let text = text.and_then(|entry| entry.value.as_deref()).unwrap_or_default();

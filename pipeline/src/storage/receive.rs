@@ -40,13 +40,14 @@ struct DecompressingSink<'a> {
 /// Sink into a file.
 struct FileSink(File);
 
-/// Sends the tar that `source` names to `sink`. `client` is called only if a client is needed. A
-/// remote Parquet file is stored in the folder of the cache while it is converted into a tar.
+/// Sends the tar that `source` names to `sink`; gzip is decompressed. `client` is called only if a
+/// client is needed. A remote Parquet file is stored in the folder of the cache while it is
+/// converted into a tar.
 ///
 /// # Errors
 /// [`PipelineError::MissingShard`], [`PipelineError::Fetch`]; [`PipelineError::ShardMismatch`] if
-/// the MD5 differs from the one that its list states; errors of the sink.
-pub(crate) fn receive<'c>(
+/// the MD5 of the stored bytes differs from the one given in the shard list; errors of the sink.
+pub(crate) fn stream_tar<'c>(
     source: &Source,
     client: impl Fn() -> Result<&'c Client, Failure>,
     config: &StorageConfig,

@@ -28,7 +28,7 @@ pub(super) fn verify(
         let reason = "it does not match the contents of the tar".into();
         return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
     }
-    // The MD5 is that of the stored bytes, which are kept only if they are a tar.
+    // The MD5 covers the stored bytes, which are kept only if they are a tar.
     let stated_md5 = source.md5.as_ref().filter(|_| source.url.is_plain_tar());
     let (xxh3, md5) = hash::hash_file(file, stated_md5.is_some())
         .map_err(|error| PipelineError::io("read", &name, error))?;

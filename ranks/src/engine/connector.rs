@@ -14,7 +14,7 @@ use crate::error::EngineError;
 pub struct Site {
     /// Name of the launcher, for messages.
     pub launcher: &'static str,
-    /// Number of the rank.
+    /// Index of the rank.
     pub rank: usize,
     /// Number of ranks.
     pub world_size: usize,

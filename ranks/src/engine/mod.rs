@@ -49,7 +49,7 @@ pub trait Engine {
     /// Returns the name of the engine, for messages.
     fn name(&self) -> &'static str;
 
-    /// Returns the number of this rank.
+    /// Returns the index of this rank.
     fn rank(&self) -> usize;
 
     /// Returns the number of ranks, W.

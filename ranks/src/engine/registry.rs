@@ -150,8 +150,8 @@ fn agree(
     let have_own_devices =
         ranks.iter().map(|rank| &rank[ids..]).collect::<BTreeSet<_>>().len() == ranks.len();
     let mut refused = Vec::new();
-    for (number, Checked { connector, result }) in checked.iter().enumerate() {
-        if let Some(rank) = ranks.iter().position(|rank| rank[1 + number] == 0) {
+    for (index, Checked { connector, result }) in checked.iter().enumerate() {
+        if let Some(rank) = ranks.iter().position(|rank| rank[1 + index] == 0) {
             // The reason why this rank cannot use the engine is more precise than that another one
             // cannot.
             let other = format!("rank {rank} cannot use it; see its message");

@@ -39,7 +39,7 @@ pub(super) struct Rendezvous {
 /// A rank that has reached the rendezvous.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Participant {
-    /// Number of the rank.
+    /// Index of the rank.
     pub(super) rank: usize,
     /// Number of ranks.
     pub(super) world_size: usize,

@@ -1,7 +1,7 @@
 //! Flags for the device and the engine, which several verbs share.
 use kernels::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
 use kernels::ops::product_reports;
-use kernels::products::{self, Checked, ProductReport};
+use kernels::product_kernels::{self, Checked, ProductReport};
 use ranks::engine::EngineChoice;
 use ranks::launch::{Launch, LaunchError};
 use trainer::Plan;
@@ -58,7 +58,7 @@ pub(crate) fn choose_kernels(plan: &mut Plan, device: &Opened) -> anyhow::Result
 
 /// Prints notices about requested kernels that cannot be used, each once.
 pub(crate) fn print_notices() {
-    for notice in products::notices() {
+    for notice in product_kernels::notices() {
         say(notice);
     }
 }

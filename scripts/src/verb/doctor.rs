@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kernels::device::{DeviceKind, Opened};
 use kernels::ops::{choose_kernels, try_products};
-use kernels::products::{self, Kernels};
+use kernels::product_kernels::{self, Kernels};
 use session::doctor::examine;
 use session::fabric::{FabricTest, FabricTimes, Links};
 
@@ -88,7 +88,7 @@ fn print_products(device: &Opened) -> usize {
     }
     // It fails only if the caller insists on a library.
     let Ok(kernels) = choose_kernels(Kernels::Auto, &device.device) else { return 0 };
-    for notice in products::notices() {
+    for notice in product_kernels::notices() {
         out!("               {notice}");
     }
     try_products(&device.device);

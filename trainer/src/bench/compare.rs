@@ -189,9 +189,9 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
         gradients,
         steps: Vec::new(),
     };
-    for number in 0..n_steps {
-        let scheduled_values = schedules.at(plan.warmup_steps + number);
-        let batch = batch(&plan, number);
+    for index in 0..n_steps {
+        let scheduled_values = schedules.at(plan.warmup_steps + index);
+        let batch = batch(&plan, index);
         let cpu_report = on_cpu.step(&batch, &scheduled_values)?;
         let device_report = on_device.step(&batch, &scheduled_values)?;
         comparison.steps.push([cpu_report.loss, device_report.loss]);
@@ -199,9 +199,9 @@ pub fn compare(plan: &Plan, device: &Device, n_steps: u64) -> Result<Comparison,
     Ok(comparison)
 }
 
-/// Creates batch `number` of noise for `plan`.
-fn batch(plan: &Plan, number: u64) -> Batch {
-    noise_batch(&plan.multicrop(), plan.recipe.data.format(), plan.recipe.optim.batch_size, number)
+/// Creates batch `index` of noise for `plan`.
+fn batch(plan: &Plan, index: u64) -> Batch {
+    noise_batch(&plan.multicrop(), plan.recipe.data.format(), plan.recipe.optim.batch_size, index)
 }
 
 /// Changes every weight by at most [`NUDGE`] of it.

@@ -307,9 +307,9 @@ impl Numbers {
             (weighted_sum(g.iter().copied(), weight, d), &self.x[m * d..(m + 1) * d])
         });
         let outputs = samples(o);
-        let gw = outputs.iter().map(|number| {
-            let g = factors.g.iter().skip(*number).step_by(o).copied();
-            (weighted_sum(g, &factors.x, d), &weight_gradient[number * d..(number + 1) * d])
+        let gw = outputs.iter().map(|index| {
+            let g = factors.g.iter().skip(*index).step_by(o).copied();
+            (weighted_sum(g, &factors.x, d), &weight_gradient[index * d..(index + 1) * d])
         });
         let gb = weighted_sum(std::iter::repeat_n(1.0, n_tokens), &factors.g, o);
         LayerErrors {

@@ -10,7 +10,8 @@ use super::LATEST;
 /// Prefix of the name of a folder that is being written.
 const WRITING: &str = ".writing-";
 
-/// Separator between the name of a checkpoint and that of its reader, in the name of a hold file.
+/// Separator between the name of a checkpoint and the name of its reader, in the name of a hold
+/// file.
 const HOLD_SEPARATOR: &str = ".held-";
 
 /// Time after which a hold that has not been dropped expires.

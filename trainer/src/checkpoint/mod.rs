@@ -151,12 +151,12 @@ impl UnitEntry {
                 .params
                 .iter()
                 .enumerate()
-                .map(|(number, slot)| ParamEntry {
+                .map(|(index, slot)| ParamEntry {
                     name: layout.full_name(slot),
                     shape: slot.spec.shape.clone(),
                     offset: slot.offset,
                     first: slot.spec.first_element(),
-                    n_updates: n_updates.get(number).copied().unwrap_or_default(),
+                    n_updates: n_updates.get(index).copied().unwrap_or_default(),
                 })
                 .collect(),
         }

@@ -16,9 +16,9 @@ pub(super) struct ParamIndex {
 /// Position of a parameter.
 #[derive(Clone, Copy)]
 struct Position {
-    /// Number of the unit.
+    /// Index of the unit.
     unit: usize,
-    /// Number of the parameter within the unit.
+    /// Index of the parameter within the unit.
     param: usize,
 }
 
@@ -37,14 +37,14 @@ impl ParamIndex {
     /// the unit.
     pub(super) fn new(units: &[UnitEntry]) -> Self {
         let mut by_name: HashMap<String, HashMap<String, Vec<Position>>> = HashMap::new();
-        for (number, unit) in units.iter().enumerate() {
+        for (index, unit) in units.iter().enumerate() {
             let numels = unit.params.iter().map(|param| numel(param).unwrap_or(usize::MAX));
             if numels.fold(0, usize::saturating_add) != unit.numel {
                 continue;
             }
             let params = by_name.entry(unit.network.clone()).or_default();
             for (param, entry) in unit.params.iter().enumerate() {
-                params.entry(entry.name.clone()).or_default().push(Position { unit: number, param });
+                params.entry(entry.name.clone()).or_default().push(Position { unit: index, param });
             }
         }
         Self { by_name }

@@ -152,17 +152,17 @@ impl Checkpoint {
         &self.path
     }
 
-    /// Calls `f` with file `number`.
+    /// Calls `f` with file `index`.
     fn with_file<R>(
         &self,
-        number: usize,
+        index: usize,
         f: impl FnOnce(&ShardFile) -> Result<R, String>,
     ) -> Result<R, String> {
         let mut open = self.open.borrow_mut();
-        if open.as_ref().is_none_or(|(last, _)| *last != number) {
-            let entry = self.manifest.files.get(number).ok_or("the manifest lists too few files")?;
+        if open.as_ref().is_none_or(|(last, _)| *last != index) {
+            let entry = self.manifest.files.get(index).ok_or("the manifest lists too few files")?;
             *open = None;
-            *open = Some((number, ShardFile::open(&self.path, entry.clone())?));
+            *open = Some((index, ShardFile::open(&self.path, entry.clone())?));
         }
         match open.as_ref() {
             Some((_, file)) => f(file),
@@ -172,8 +172,8 @@ impl Checkpoint {
 
     /// Checks that every block of every file matches its checksum.
     fn verify(&self) -> Result<(), TrainError> {
-        for number in 0..self.manifest.files.len() {
-            self.with_file(number, |file| file.check()).map_err(|reason| self.error(reason))?;
+        for index in 0..self.manifest.files.len() {
+            self.with_file(index, |file| file.check()).map_err(|reason| self.error(reason))?;
         }
         Ok(())
     }

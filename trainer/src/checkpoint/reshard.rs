@@ -5,7 +5,7 @@ use std::ops::Range;
 /// A range of elements in one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// Number of the file.
+    /// Index of the file.
     pub file: usize,
     /// Elements within that file's part of the unit.
     pub source: Range<usize>,

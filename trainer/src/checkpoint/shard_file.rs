@@ -62,8 +62,8 @@ impl ShardFile {
 
     /// Verifies every block.
     pub(super) fn check(&self) -> Result<(), String> {
-        for number in 0..self.entry.xxh3.len() {
-            self.read_block(number)?;
+        for index in 0..self.entry.xxh3.len() {
+            self.read_block(index)?;
         }
         Ok(())
     }
@@ -88,10 +88,10 @@ impl ShardFile {
         let block_bytes = self.entry.block_bytes;
         let mut offset = range.start;
         while offset < range.end {
-            let number = offset / block_bytes;
-            let start = number * block_bytes;
+            let index = offset / block_bytes;
+            let start = index * block_bytes;
             let end = range.end.min(start + block_bytes);
-            self.read_block(number as usize)?;
+            self.read_block(index as usize)?;
             let block = self.last_block.borrow();
             let part_range = (offset - start) as usize..(end - start) as usize;
             let part = block.as_ref().and_then(|(_, block)| block.get(part_range));
@@ -101,20 +101,20 @@ impl ShardFile {
         Ok(bytes)
     }
 
-    /// Reads and verifies block `number`, unless it is the one that was read last.
-    fn read_block(&self, number: usize) -> Result<(), String> {
-        if self.last_block.borrow().as_ref().is_some_and(|(last, _)| *last == number) {
+    /// Reads and verifies block `index`, unless it is the one that was read last.
+    fn read_block(&self, index: usize) -> Result<(), String> {
+        if self.last_block.borrow().as_ref().is_some_and(|(last, _)| *last == index) {
             return Ok(());
         }
-        let start = number as u64 * self.entry.block_bytes;
+        let start = index as u64 * self.entry.block_bytes;
         let len = self.entry.block_bytes.min(self.entry.bytes.saturating_sub(start));
         let mut block = vec![0; len as usize];
         let read = self.file.read_exact_at(&mut block, start);
         read.map_err(|error| format!("{}: {error}", self.path.display()))?;
-        if self.entry.xxh3.get(number) != Some(&xxh3_64(&block)) {
+        if self.entry.xxh3.get(index) != Some(&xxh3_64(&block)) {
             return Err(format!("the checksum of {} is wrong at byte {start}", self.entry.name));
         }
-        *self.last_block.borrow_mut() = Some((number, block));
+        *self.last_block.borrow_mut() = Some((index, block));
         Ok(())
     }
 }

@@ -45,14 +45,14 @@ pub fn simulate(units: &[(String, usize)], from: usize, to: usize) -> Result<Sim
     for rank in 0..to {
         let mut n_reads = 0;
         let mut files = std::collections::BTreeSet::new();
-        for (number, (entry, layout)) in entries.iter().zip(&read).enumerate() {
+        for (index, (entry, layout)) in entries.iter().zip(&read).enumerate() {
             for piece in pieces(layout.shard(rank, to), entry.numel, entry.padded / from) {
                 let first = piece.file * (entry.padded / from) + piece.source.start;
-                if first != ends[number] || piece.source.len() != piece.target.len() {
+                if first != ends[index] || piece.source.len() != piece.target.len() {
                     return Err(format!("{}: element {first} is not the next one", entry.name));
                 }
-                ends[number] = first + piece.source.len();
-                n_read[number] += piece.source.len();
+                ends[index] = first + piece.source.len();
+                n_read[index] += piece.source.len();
                 n_reads += 1;
                 files.insert(piece.file);
             }

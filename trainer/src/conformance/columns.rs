@@ -115,13 +115,13 @@ fn divided_prototypes_are_bit_identical_across_ranks_and_shard_groups() {
     let variants: Vec<Vec<Plan>> = overrides.iter().map(|overrides| dividing(overrides)).collect();
     // Two replicas of four ranks, of which two each have the same columns.
     let replicas = dividing(&[micro_batches, "run.shard_group=4"]);
-    for (number, plan) in variants[0].iter().enumerate() {
+    for (index, plan) in variants[0].iter().enumerate() {
         let two = train(&divided(plan, 2).unwrap(), 2, N_STEPS);
         for variant in &variants {
-            let four = train(&divided(&variant[number], 2).unwrap(), 4, N_STEPS);
-            assert!(four == two, "{}", pair(&variant[number]));
+            let four = train(&divided(&variant[index], 2).unwrap(), 4, N_STEPS);
+            assert!(four == two, "{}", pair(&variant[index]));
         }
-        assert!(train(&divided(&replicas[number], 2).unwrap(), 8, N_STEPS) == two, "{}", pair(plan));
+        assert!(train(&divided(&replicas[index], 2).unwrap(), 8, N_STEPS) == two, "{}", pair(plan));
     }
 }
 

@@ -102,12 +102,12 @@ fn by_parameter(layout: &UnitLayout, flat: &[f32]) -> Vec<f32> {
 pub(super) fn merge_ranks(ranks: Vec<(Vec<(&'static str, f64)>, Trainer)>) -> Trained {
     let (first, trainer) = &ranks[0];
     let mut buffers = Vec::new();
-    for (number, network) in trainer.state.networks.iter().enumerate() {
+    for (index, network) in trainer.state.networks.iter().enumerate() {
         for (unit, shard) in network.shards.iter().enumerate() {
             for (buffer, (name, _)) in named_buffers(shard).into_iter().enumerate() {
                 let mut values: Vec<f32> = Vec::new();
                 for (_, trainer) in &ranks {
-                    let shard = &trainer.state.networks[number].shards[unit];
+                    let shard = &trainer.state.networks[index].shards[unit];
                     let (_, rank_values) = named_buffers(shard)[buffer];
                     values.extend(to_host(rank_values.clone()));
                 }
@@ -369,10 +369,10 @@ fn runs_start_from_given_weights() {
             trainer.start_from(&weights, false).unwrap();
             for ((spec, before), network) in specs.iter().zip(&before).zip(&trainer.state.networks) {
                 let starts = spec.backbone == Backbone::Recipe && spec.update_rule != UpdateRule::Frozen;
-                for (number, (old, shard)) in before.shards.iter().zip(&network.shards).enumerate() {
+                for (index, (old, shard)) in before.shards.iter().zip(&network.shards).enumerate() {
                     let mut expected = to_host(old.weights.values().clone());
                     let values = to_host(shard.weights.values().clone());
-                    for segment in shard.segments().filter(|_| starts && number < network.n_backbone) {
+                    for segment in shard.segments().filter(|_| starts && index < network.n_backbone) {
                         let name = shard.layout.full_name(segment.slot);
                         let substitute = shard.layout.substitute(segment.slot);
                         let tensor =
@@ -385,7 +385,7 @@ fn runs_start_from_given_weights() {
                         let values = &tensor.values[start..start + segment.end - segment.start];
                         expected[segment.start..segment.end].copy_from_slice(values);
                     }
-                    assert!(values == expected, "{} {number}: {}", spec.name, pair(&plan));
+                    assert!(values == expected, "{} {index}: {}", spec.name, pair(&plan));
                 }
             }
         });

@@ -63,12 +63,12 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
     let mut plans = Vec::new();
     let all_pairs = std::env::var_os("RUN_SLOW_TESTS").is_some();
     let models = ModelConfig::examples();
-    for (model_number, model) in models.iter().enumerate() {
+    for (model_index, model) in models.iter().enumerate() {
         // A model with a setting of masked training is paired with the first method that masks.
         let mut lacks_masks = model.setting_of_masks().is_some();
-        for (method_number, (method, views)) in MethodConfig::examples().into_iter().enumerate() {
-            let is_first_method = method_number == 0;
-            let is_outer_model = model_number == 0 || model_number + 1 == models.len();
+        for (method_index, (method, views)) in MethodConfig::examples().into_iter().enumerate() {
+            let is_first_method = method_index == 0;
+            let is_outer_model = model_index == 0 || model_index + 1 == models.len();
             if !(all_pairs || lacks_masks || is_first_method || is_outer_model) {
                 continue;
             }

@@ -38,7 +38,7 @@ impl WholeBatch<'_> {
     /// Returns the positions of the images, in the order of their micro-batches.
     fn images(&self) -> Vec<usize> {
         let n = self.plan.n_micro_batches();
-        (0..n).flat_map(|number| (number..BATCH).step_by(n)).collect()
+        (0..n).flat_map(|index| (index..BATCH).step_by(n)).collect()
     }
 
     /// Returns the input of the network `spec`, by size of view.
@@ -89,10 +89,10 @@ impl WholeBatch<'_> {
         };
         let mut groups = input;
         let backbone = spec.units_to(Readout::All, &self.plan.recipe.model);
-        for (number, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
+        for (index, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
             let positions = self.images().into_iter().map(|image| image as u64);
             let draws = match spec.update_rule {
-                UpdateRule::Gradient => sampler.for_unit(number, unit.as_ref()).at(positions),
+                UpdateRule::Gradient => sampler.for_unit(index, unit.as_ref()).at(positions),
                 _ => Draws::default(),
             };
             groups = run_stages(unit.as_ref(), groups, leaves, &draws, &sets, is_frozen);
@@ -143,21 +143,21 @@ impl WholeBatch<'_> {
     fn split_outputs(&self, batch: &Outputs) -> Vec<Outputs> {
         let n = self.plan.n_micro_batches();
         let mut micro_batches = Vec::with_capacity(n);
-        for number in 0..n {
+        for index in 0..n {
             let features: Vec<_> =
-                batch.features.iter().map(|group| slice_features(group, number, n)).collect();
+                batch.features.iter().map(|group| slice_features(group, index, n)).collect();
             let mut heads = BTreeMap::new();
             for (name, groups) in &batch.heads.by_name {
                 let mut outputs = Vec::with_capacity(groups.len());
                 for (group, output) in groups.iter().enumerate() {
                     let masked = match &output.masked {
-                        Some(x) => slice_masked(x, &batch.heads.masked(group).cells, number, n),
+                        Some(x) => slice_masked(x, &batch.heads.masked(group).cells, index, n),
                         None => None,
                     };
                     outputs.push(HeadOutput {
-                        views: output.views.as_ref().map(|x| slice_rows(x, number, n)),
+                        views: output.views.as_ref().map(|x| slice_rows(x, index, n)),
                         masked,
-                        cells: output.cells.as_ref().map(|x| slice_rows(x, number, n)),
+                        cells: output.cells.as_ref().map(|x| slice_rows(x, index, n)),
                     });
                 }
                 heads.insert(*name, outputs);
@@ -212,10 +212,8 @@ impl WholeBatch<'_> {
         let outputs = BatchOutputs { trained: &untracked, others: &others, columns: None, score: &score };
         let peers = Peers::new(&comm, self.plan.n_micro_batches());
         let prepared = self.method.prepare(&outputs, scheduled_values.step, peers).unwrap();
-        let losses = tracked
-            .iter()
-            .enumerate()
-            .map(|(number, outputs)| prepared.micro_batch_loss(number, outputs).loss);
+        let losses =
+            tracked.iter().enumerate().map(|(index, outputs)| prepared.micro_batch_loss(index, outputs).loss);
         let loss = losses.reduce(|a, b| a + b).unwrap() / self.plan.n_micro_batches() as f64;
         let loss_value = f64::from(loss.clone().inner().into_scalar::<f32>());
         let mut grads = loss.backward();
@@ -223,31 +221,31 @@ impl WholeBatch<'_> {
     }
 }
 
-/// Returns the range of micro-batch `number` of `n` in `len` rows of the whole batch.
-fn micro_batch_range(len: usize, number: usize, n: usize) -> Range<usize> {
-    number * len / n..(number + 1) * len / n
+/// Returns the range of micro-batch `index` of `n` in `len` rows of the whole batch.
+fn micro_batch_range(len: usize, index: usize, n: usize) -> Range<usize> {
+    index * len / n..(index + 1) * len / n
 }
 
-/// Returns the rows of micro-batch `number` of `n`.
-fn slice_rows(x: &Tensor<3>, number: usize, n: usize) -> Tensor<3> {
-    x.clone().slice(micro_batch_range(x.dims()[0], number, n))
+/// Returns the rows of micro-batch `index` of `n`.
+fn slice_rows(x: &Tensor<3>, index: usize, n: usize) -> Tensor<3> {
+    x.clone().slice(micro_batch_range(x.dims()[0], index, n))
 }
 
-/// Returns the features of micro-batch `number` of `n`, with its masks.
-fn slice_features(group: &Features, number: usize, n: usize) -> Features {
-    let mut features = group.with(slice_rows(&group.x, number, n));
+/// Returns the features of micro-batch `index` of `n`, with its masks.
+fn slice_features(group: &Features, index: usize, n: usize) -> Features {
+    let mut features = group.with(slice_rows(&group.x, index, n));
     if let Some(masked) = &mut features.masked {
-        let sequences = micro_batch_range(group.x.dims()[0], number, n);
+        let sequences = micro_batch_range(group.x.dims()[0], index, n);
         let cells = masked.rows.cells[sequences].to_vec();
         masked.rows = Arc::new(MaskedCells { cells });
     }
     features
 }
 
-/// Returns the rows of `x` `[R, 1, K]` that belong to micro-batch `number` of `n`; `None` if it has
+/// Returns the rows of `x` `[R, 1, K]` that belong to micro-batch `index` of `n`; `None` if it has
 /// no masked cell. `cells` are the masked cells of each sequence of the whole batch.
-fn slice_masked(x: &Tensor<3>, cells: &[Vec<usize>], number: usize, n: usize) -> Option<Tensor<3>> {
-    let sequences = micro_batch_range(cells.len(), number, n);
+fn slice_masked(x: &Tensor<3>, cells: &[Vec<usize>], index: usize, n: usize) -> Option<Tensor<3>> {
+    let sequences = micro_batch_range(cells.len(), index, n);
     let start: usize = cells[..sequences.start].iter().map(Vec::len).sum();
     let n_masked: usize = cells[sequences].iter().map(Vec::len).sum();
     (n_masked > 0).then(|| x.clone().slice(start..start + n_masked))
@@ -317,13 +315,13 @@ pub(super) fn differences(expected: &[Vec<f32>], actual: &[Vec<f32>]) -> Vec<f64
     expected.iter().zip(actual).map(|(expected, actual)| difference(expected, actual)).collect()
 }
 
-/// Compares the gradients of step `number` with those of one graph over the whole batch.
-fn check_gradients(plan: &Plan, number: u64) {
+/// Compares the gradients of step `step` with those of one graph over the whole batch.
+fn check_gradients(plan: &Plan, step: u64) {
     let mut trainer: Trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
     // After one step the averages differ from the trained network.
-    trainer.step(&batch(plan, 0), &plan.schedules().at(number - 1)).unwrap();
-    let scheduled_values = plan.schedules().at(number);
-    let batch = batch(plan, number);
+    trainer.step(&batch(plan, 0), &plan.schedules().at(step - 1)).unwrap();
+    let scheduled_values = plan.schedules().at(step);
+    let batch = batch(plan, step);
     let actual = trainer.gradients(&batch, &scheduled_values, &mut |_| {}).unwrap();
     let mut method = plan.method().unwrap();
     method.load_state(&trainer.state.method.state()).unwrap();

@@ -53,16 +53,16 @@ impl Chain {
 
     /// Computes the output as [`Chain::output`], given the input `groups` of the unit `first`.
     fn output_from(&self, first: usize, mut groups: Vec<Features>, flats: &[Tensor<1>]) -> Vec<Features> {
-        for (number, flat) in flats.iter().enumerate().skip(first) {
-            groups = self.run_unit(number, groups, flat);
+        for (index, flat) in flats.iter().enumerate().skip(first) {
+            groups = self.run_unit(index, groups, flat);
         }
         groups
     }
 
-    /// Computes the output of the unit `number` with these weights.
-    fn run_unit(&self, number: usize, mut groups: Vec<Features>, flat: &Tensor<1>) -> Vec<Features> {
-        let unit = &self.units[number];
-        let layout = &self.shards[number].layout;
+    /// Computes the output of the unit `index` with these weights.
+    fn run_unit(&self, index: usize, mut groups: Vec<Features>, flat: &Tensor<1>) -> Vec<Features> {
+        let unit = &self.units[index];
+        let layout = &self.shards[index].layout;
         let types = Types::all(flat.dtype());
         let draws = Draws::default();
         let sets = StatSets::per_size(self.inputs.len());
@@ -222,7 +222,7 @@ fn gradients_equal_finite_differences() {
             let grads = chain.gradients(true);
             let weights: Vec<_> = chain.weights().into_iter().map(|flat| flat.cast(DType::F64)).collect();
             let mut groups = chain.inputs_as(DType::F64);
-            for (number, shard) in chain.shards.iter().enumerate() {
+            for (index, shard) in chain.shards.iter().enumerate() {
                 for slot in shard.layout.params.iter().filter(|slot| slot.spec.role.is_trained()) {
                     let signs =
                         Tensor::<1>::random([slot.spec.numel()], Distribution::Uniform(-1.0, 1.0), &device);
@@ -231,10 +231,10 @@ fn gradients_equal_finite_differences() {
                     let mut losses = [0.0; 2];
                     for (loss, step) in losses.iter_mut().zip([-STEP, STEP]) {
                         let mut moved = weights.clone();
-                        moved[number] = moved_along(&weights[number], start, &signs, step, &device);
-                        *loss = chain.loss_from(number, groups.clone(), &moved);
+                        moved[index] = moved_along(&weights[index], start, &signs, step, &device);
+                        *loss = chain.loss_from(index, groups.clone(), &moved);
                     }
-                    let grad = &grads[number][slot.range()];
+                    let grad = &grads[index][slot.range()];
                     let expected: f64 = grad.iter().zip(&signs).map(|(g, s)| f64::from(*g) * s).sum();
                     let norm = grad.iter().map(|g| f64::from(g * g)).sum::<f64>().sqrt();
                     let name = shard.layout.full_name(slot);
@@ -245,7 +245,7 @@ fn gradients_equal_finite_differences() {
                         pair(&plan)
                     );
                 }
-                groups = chain.run_unit(number, groups, &weights[number]);
+                groups = chain.run_unit(index, groups, &weights[index]);
             }
         }
     }

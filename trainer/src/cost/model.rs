@@ -244,11 +244,11 @@ fn mixed_cost(choices: &[(f64, ModelCost)]) -> ModelCost {
     let largest = choices.iter().max_by(|a, b| a.1.graph_elements().total_cmp(&b.1.graph_elements()));
     // There is one choice at least.
     let (_, mut mixed) = largest.expect("views").clone();
-    for (number, network) in mixed.networks_mut().enumerate() {
+    for (index, network) in mixed.networks_mut().enumerate() {
         for (position, unit) in network.backbone.iter_mut().chain(&mut network.head).enumerate() {
             unit.flops = 0.0;
             for (share, cost) in choices {
-                let same_unit = cost.networks().nth(number).and_then(|network| network.units().nth(position));
+                let same_unit = cost.networks().nth(index).and_then(|network| network.units().nth(position));
                 unit.flops += share * same_unit.map_or(0.0, |unit| unit.flops);
             }
         }

@@ -3,7 +3,7 @@
 
 use super::divided::DividedModel;
 use super::memory;
-use super::planner::{PlanRow, Planner, RowEstimate};
+use super::planner::{CandidateEstimate, Planner};
 
 /// Share of a step's time, or of a rank's peak with as many kept graphs, that must be saved.
 const LEAST_SAVING: f64 = 0.02;
@@ -11,7 +11,7 @@ const LEAST_SAVING: f64 = 0.02;
 /// Largest group of ranks that divide prototypes which is considered: larger ones save little more.
 pub(super) const LARGEST_GROUP: usize = 64;
 
-/// Value of a setting, and a row's estimates with it.
+/// Value of a setting, and a candidate's estimates with it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Advice {
     /// The value.
@@ -25,18 +25,18 @@ pub struct Advice {
 }
 
 impl Planner<'_> {
-    /// Returns the `method.prototype_group` that saves most of a step of `estimate`'s row, or makes
-    /// it fit; `None` if none does, or prototypes are divided already.
-    pub fn prototype_group_advice(&self, estimate: &RowEstimate) -> Option<Advice> {
+    /// Returns the `method.prototype_group` that saves most of a step of `estimate`'s candidate, or
+    /// makes it fit; `None` if none does, or prototypes are divided already.
+    pub fn prototype_group_advice(&self, estimate: &CandidateEstimate) -> Option<Advice> {
         if self.model.n_parts() > 1 {
             return None;
         }
-        let placement = &estimate.row.placement;
-        let mut candidates = Vec::new();
+        let placement = &estimate.candidate.placement;
+        let mut options = Vec::new();
         for value in (2..=LARGEST_GROUP.min(placement.group_size)).filter(|size| size.is_power_of_two()) {
             if let Some(divided) = self.model.divided(value, placement.group_size) {
                 let memory = memory(&divided, placement);
-                candidates.push(Advice {
+                options.push(Advice {
                     value,
                     step_s: self.hardware.step(&divided, placement).step_s,
                     peak_bytes: memory.peak_bytes(),
@@ -45,34 +45,34 @@ impl Planner<'_> {
             }
         }
         let best =
-            candidates.into_iter().min_by(|a, b| b.fits.cmp(&a.fits).then(a.step_s.total_cmp(&b.step_s)))?;
+            options.into_iter().min_by(|a, b| b.fits.cmp(&a.fits).then(a.step_s.total_cmp(&b.step_s)))?;
         let saves_time = best.step_s < (1.0 - LEAST_SAVING) * estimate.time.step_s;
-        let is_worthwhile = (best.fits && !estimate.row.fits) || saves_time;
+        let is_worthwhile = (best.fits && !estimate.candidate.fits) || saves_time;
         is_worthwhile.then_some(best)
     }
 
     /// Returns the `run.max_unit_parameters` of `divided` if it saves time or memory in
-    /// `estimate`'s row, or makes it fit; `None` if it saves nothing, or does not fit.
+    /// `estimate`'s candidate, or makes it fit; `None` if it saves nothing, or does not fit.
     pub fn max_unit_parameters_advice(
         &self,
-        estimate: &RowEstimate,
+        estimate: &CandidateEstimate,
         divided: &DividedModel,
     ) -> Option<Advice> {
-        let row = &estimate.row;
+        let candidate = &estimate.candidate;
         let planner = Planner { model: &divided.model, ..*self };
-        let rows = planner.rows(row.placement.world_size, row.placement.rank_batch);
-        let divided_row: PlanRow = rows.into_iter().find(|other| other.mode == row.mode)?;
+        let candidates = planner.candidates(candidate.placement.world_size, candidate.placement.rank_batch);
+        let divided_candidate = candidates.into_iter().find(|other| other.mode() == candidate.mode())?;
         let advice = Advice {
             value: divided.max_unit_parameters,
-            step_s: self.hardware.step(&divided.model, &divided_row.placement).step_s,
-            peak_bytes: divided_row.memory.peak_bytes(),
-            fits: divided_row.fits,
+            step_s: self.hardware.step(&divided.model, &divided_candidate.placement).step_s,
+            peak_bytes: divided_candidate.memory.peak_bytes(),
+            fits: divided_candidate.fits,
         };
         let saves_time = advice.step_s < (1.0 - LEAST_SAVING) * estimate.time.step_s;
-        let saves_memory = row.placement.keep == 0
-            && divided_row.placement.keep == 0
-            && advice.peak_bytes < (1.0 - LEAST_SAVING) * row.memory.peak_bytes();
-        let is_worthwhile = advice.fits && (!row.fits || saves_time || saves_memory);
+        let saves_memory = candidate.placement.keep == 0
+            && divided_candidate.placement.keep == 0
+            && advice.peak_bytes < (1.0 - LEAST_SAVING) * candidate.memory.peak_bytes();
+        let is_worthwhile = advice.fits && (!candidate.fits || saves_time || saves_memory);
         is_worthwhile.then_some(advice)
     }
 }

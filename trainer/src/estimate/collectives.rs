@@ -7,7 +7,7 @@ use super::fabric::{Members, Pattern, Transfer};
 use super::placed::{F32, PlacedModel};
 use crate::cost::NetworkCost;
 use crate::method::Collective;
-use crate::step::schedule::{Event, StepNetwork};
+use crate::step::events::{Event, StepNetwork};
 
 /// Collectives that the computation of an event waits for, in this order.
 #[derive(Default)]

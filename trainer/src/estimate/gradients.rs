@@ -1,7 +1,7 @@
 //! Memory of the gradients of units whose backward pass is done, until they are shards.
 //!
 //! One gradient is in transfer beside the newest. This holds for links on which a transfer takes no
-//! longer than the pass through a unit; on slower ones there may be two ([`ranks::prefetch`]).
+//! longer than the pass through a unit; on slower ones there may be two ([`ranks::in_flight`]).
 
 use super::placed::{F32, PlacedModel};
 use crate::cost::UnitCost;

@@ -14,8 +14,8 @@ use super::gradients::EarlierGradients;
 use super::heads::head_bytes;
 use super::placed::{F32, PlacedModel};
 use crate::cost::ModelCost;
+use crate::step::events::{Event, Retention, StepNetwork};
 use crate::step::precision::Arithmetic;
-use crate::step::schedule::{Event, Retention, StepNetwork};
 
 /// Memory that a rank holds at the peak of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -213,10 +213,10 @@ impl Walk {
         }
     }
 
-    /// Follows the backward pass of unit `number` of the backbone.
-    fn backward(&mut self, placed: PlacedModel<'_>, number: usize, recomputes: bool) {
+    /// Follows the backward pass of unit `index` of the backbone.
+    fn backward(&mut self, placed: PlacedModel<'_>, index: usize, recomputes: bool) {
         let placement = placed.placement;
-        let unit = &placed.model.trained.backbone[number];
+        let unit = &placed.model.trained.backbone[index];
         let gathers_next = self.in_transfer.is_some_and(|buffer| buffer.is_pooled);
         // Every worker has the gradient of its slice, by parameter, beside the sums of earlier
         // micro-batches.
@@ -224,8 +224,8 @@ impl Walk {
         let running_bytes = F32 * (sums + (placement.workers * unit.gradients_at_once) as f64)
             + self.gradients.running_bytes(unit, gathers_next);
         if recomputes {
-            self.check(recomputed_bytes(placed, number) + running_bytes);
-            let is_first = placed.segments().keeps_input(number);
+            self.check(recomputed_bytes(placed, index) + running_bytes);
+            let is_first = placed.segments().keeps_input(index);
             self.activation_bytes -=
                 if is_first { placed.kept_bytes(unit) } else { placed.input_bytes(unit) };
         } else {
@@ -257,12 +257,12 @@ impl Walk {
     }
 }
 
-/// Returns the bytes of the graph of unit `number`, which runs again, and of the gradients at its
+/// Returns the bytes of the graph of unit `index`, which runs again, and of the gradients at its
 /// output and its input.
-fn recomputed_bytes(placed: PlacedModel<'_>, number: usize) -> f64 {
+fn recomputed_bytes(placed: PlacedModel<'_>, index: usize) -> f64 {
     let backbone = &placed.model.trained.backbone;
-    let unit = &backbone[number];
-    let output = backbone.get(number + 1).map_or(0.0, |next| placed.given_bytes(next));
+    let unit = &backbone[index];
+    let output = backbone.get(index + 1).map_or(0.0, |next| placed.given_bytes(next));
     let given = placed.given_bytes(unit);
     // Between the stages of a unit the graphs are those of all images, and so are the gradients
     // between parts.

@@ -36,7 +36,7 @@ pub use gpu::{EFFICIENCY, GPUS, Gpu};
 pub use hardware::{Hardware, Speed};
 pub use memory::{Memory, memory};
 pub use placement::Placement;
-pub use planner::{PlanRow, Planner, PlannerSettings, RowEstimate, plan_to_json};
+pub use planner::{Candidate, CandidateEstimate, Planner, PlannerSettings, plan_to_json};
 pub use retention::{fit, least_memory, retention};
 pub use time::{StepFlops, StepTime, step_flops, step_time};
 pub use traffic::{Traffic, traffic};

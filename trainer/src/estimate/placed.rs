@@ -6,7 +6,7 @@ use networks::unit::Elements;
 
 use super::Placement;
 use crate::cost::{ModelCost, NetworkCost, OutputPart, UnitCost};
-use crate::step::schedule::{Event, NetworkUnits, Schedule, StepNetwork};
+use crate::step::events::{Event, NetworkUnits, Schedule, StepNetwork};
 use crate::step::segments::Segments;
 
 /// Bytes of an f32.
@@ -56,7 +56,7 @@ impl<'a> PlacedModel<'a> {
     pub(super) fn network(&self, network: StepNetwork) -> &'a NetworkCost {
         match network {
             // Events number the networks that are listed here.
-            StepNetwork::Other(number) => self.others().nth(number).expect("a network of the step"),
+            StepNetwork::Other(index) => self.others().nth(index).expect("a network of the step"),
             StepNetwork::Trained => &self.model.trained,
         }
     }

@@ -7,14 +7,14 @@ use super::{Hardware, Memory, Placement, StepTime, Traffic, memory, retention, t
 use crate::cost::{ModelCost, UnitCost};
 use crate::recipe::Recipe;
 
-/// Settings that all numbers of ranks share.
+/// Settings that do not depend on the number of ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannerSettings {
-    /// Images of a step over all ranks.
+    /// Global batch size.
     pub batch_size: usize,
     /// Images of a step on each rank, instead of its part of `batch_size`.
     pub rank_batch: Option<usize>,
-    /// Micro-batches of a step over all ranks.
+    /// Micro-batches per step, over all ranks.
     pub micro_batches: usize,
     /// Micro-batches of a step on each rank, instead of its part of `micro_batches`.
     pub rank_micro_batches: Option<usize>,
@@ -22,7 +22,7 @@ pub struct PlannerSettings {
     pub group_size: usize,
     /// Number of backbone units that keep their graph; as many as fit if absent.
     pub keep: Option<usize>,
-    /// Number of units without graph that are computed again together; chosen if absent.
+    /// Number of units without graph that are recomputed together; chosen automatically if absent.
     pub segment: Option<usize>,
     /// Worker threads of a rank.
     pub workers: usize,
@@ -31,21 +31,33 @@ pub struct PlannerSettings {
 }
 
 impl PlannerSettings {
-    /// Returns the settings of `recipe`; without one, those of a step of `batch_size` images in one
-    /// micro-batch on each rank. Shard groups are nodes of `ranks_per_node`, unless the recipe sets
-    /// them.
-    pub fn new(recipe: Option<&Recipe>, batch_size: usize, ranks_per_node: usize) -> Self {
-        let set_group = recipe.map(|recipe| recipe.run.shard_group).filter(|group| *group > 0);
+    /// Returns the settings of `recipe`. Shard groups are nodes of `ranks_per_node`, unless the
+    /// recipe sets them.
+    pub fn from_recipe(recipe: &Recipe, ranks_per_node: usize) -> Self {
+        let Recipe { optim, run, .. } = recipe;
         Self {
-            batch_size: recipe.map_or(batch_size, |recipe| recipe.optim.batch_size),
+            micro_batches: optim.micro_batches,
+            group_size: if run.shard_group > 0 { run.shard_group } else { ranks_per_node },
+            keep: run.keep,
+            segment: run.segment,
+            exact_sums: run.exact_sums,
+            ..Self::for_batch_size(optim.batch_size, ranks_per_node)
+        }
+    }
+
+    /// Returns the settings of a step of `batch_size` images, in one micro-batch on each rank.
+    /// Shard groups are nodes of `ranks_per_node`.
+    pub fn for_batch_size(batch_size: usize, ranks_per_node: usize) -> Self {
+        Self {
+            batch_size,
             rank_batch: None,
-            micro_batches: recipe.map_or(1, |recipe| recipe.optim.micro_batches),
+            micro_batches: 1,
             rank_micro_batches: None,
-            group_size: set_group.unwrap_or(ranks_per_node),
-            keep: recipe.and_then(|recipe| recipe.run.keep),
-            segment: recipe.and_then(|recipe| recipe.run.segment),
+            group_size: ranks_per_node,
+            keep: None,
+            segment: None,
             workers: 1,
-            exact_sums: recipe.is_none_or(|recipe| recipe.run.exact_sums),
+            exact_sums: true,
         }
     }
 
@@ -68,9 +80,7 @@ pub struct Planner<'a> {
 
 /// One way to distribute a model over some ranks.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PlanRow {
-    /// Name of the sharding mode.
-    pub mode: &'static str,
+pub struct Candidate {
     /// Placement of the model.
     pub placement: Placement,
     /// Memory of a rank.
@@ -81,9 +91,9 @@ pub struct PlanRow {
 
 /// A way to distribute a model, with all of its estimates.
 #[derive(Debug, Clone, PartialEq)]
-pub struct RowEstimate {
+pub struct CandidateEstimate {
     /// The way.
-    pub row: PlanRow,
+    pub candidate: Candidate,
     /// Traffic of a step.
     pub traffic: Traffic,
     /// Time of a step.
@@ -93,25 +103,27 @@ pub struct RowEstimate {
 }
 
 impl Planner<'_> {
-    /// Returns a row for each mode with `world_size` ranks and `rank_batch` images on each.
-    pub fn rows(&self, world_size: usize, rank_batch: usize) -> Vec<PlanRow> {
+    /// Returns a candidate for each mode with `world_size` ranks and `rank_batch` images on each.
+    pub fn candidates(&self, world_size: usize, rank_batch: usize) -> Vec<Candidate> {
         let Self { model, hardware, settings } = self;
-        let rank_micro_batches =
-            settings.rank_micro_batches.unwrap_or(settings.micro_batches / world_size).clamp(1, rank_batch);
+        let rank_micro_batches = settings
+            .rank_micro_batches
+            .unwrap_or(settings.micro_batches / world_size)
+            .clamp(1, rank_batch.max(1));
         let group = settings.group_size;
-        let mut modes = vec![("none", Sharding::None, 1)];
+        let mut modes = vec![(Sharding::None, 1)];
         if world_size > 1 {
-            modes.push(("grad", Sharding::Grad, world_size));
-            modes.push(("full", Sharding::Full, world_size));
+            modes.push((Sharding::Grad, world_size));
+            modes.push((Sharding::Full, world_size));
             if group > 1 && group < world_size && world_size.is_multiple_of(group) {
-                modes.push(("group", Sharding::Full, group));
+                modes.push((Sharding::Full, group));
             }
         }
         // Shard groups must be multiples of the groups that divide prototypes.
         let n_parts = model.n_parts();
-        modes.retain(|(.., group_size)| n_parts == 1 || model.divides(n_parts, *group_size));
-        let mut rows = Vec::new();
-        for (mode, sharding, group_size) in modes {
+        modes.retain(|(_, group_size)| n_parts == 1 || model.divides(n_parts, *group_size));
+        let mut candidates = Vec::new();
+        for (sharding, group_size) in modes {
             let placement = Placement {
                 world_size,
                 group_size,
@@ -128,28 +140,37 @@ impl Planner<'_> {
             let (keep, segment) =
                 retention(model, &placement, hardware.memory_bytes, settings.keep, settings.segment);
             let placement = Placement { keep: keep.min(model.trained.backbone.len()), segment, ..placement };
-            let memory = memory(model, &placement);
-            let fits = memory.needed_bytes() <= hardware.memory_bytes;
-            rows.push(PlanRow { mode, placement, memory, fits });
+            let needed = memory(model, &placement);
+            let fits = needed.needed_bytes() <= hardware.memory_bytes;
+            candidates.push(Candidate { placement, memory: needed, fits });
         }
-        rows
+        candidates
     }
 
-    /// Estimates traffic and time of `row`, and the whole run of `steps`.
-    pub fn estimate(&self, row: PlanRow, steps: Option<u64>) -> RowEstimate {
-        RowEstimate {
-            traffic: traffic(self.model, &row.placement),
-            time: self.hardware.step(self.model, &row.placement),
-            row,
+    /// Estimates traffic and time of a step of `candidate`; `steps` gives the length of the run.
+    pub fn estimate(&self, candidate: Candidate, steps: Option<u64>) -> CandidateEstimate {
+        CandidateEstimate {
+            traffic: traffic(self.model, &candidate.placement),
+            time: self.hardware.step(self.model, &candidate.placement),
+            candidate,
             steps,
         }
     }
 }
 
-impl RowEstimate {
-    /// Returns the images per second of all ranks.
+impl Candidate {
+    /// Returns the name of the mode: that of the sharding, or `group` within groups of ranks.
+    pub fn mode(&self) -> &'static str {
+        let Placement { sharding, group_size, world_size, .. } = self.placement;
+        if sharding == Sharding::Full && group_size < world_size { "group" } else { sharding.name() }
+    }
+}
+
+impl CandidateEstimate {
+    /// Returns the images per second over all ranks.
     pub fn images_per_s(&self) -> f64 {
-        (self.row.placement.rank_batch * self.row.placement.world_size) as f64 / self.time.step_s
+        let Placement { rank_batch, world_size, .. } = self.candidate.placement;
+        (rank_batch * world_size) as f64 / self.time.step_s
     }
 
     /// Returns the seconds of the whole run.
@@ -159,17 +180,17 @@ impl RowEstimate {
 
     /// Returns all numbers as JSON.
     fn to_json(&self) -> Value {
-        let Self { row, traffic, time, .. } = self;
-        let placement = &row.placement;
-        let memory = &row.memory;
+        let Self { candidate, traffic, time, .. } = self;
+        let placement = &candidate.placement;
+        let memory = &candidate.memory;
         json!({
             "ranks": placement.world_size,
-            "mode": row.mode,
+            "mode": candidate.mode(),
             "group": placement.group_size,
             "rank_batch": placement.rank_batch,
             "keep": placement.keep,
             "segment": placement.segment,
-            "fits": row.fits,
+            "fits": candidate.fits,
             "state_bytes": memory.state_bytes,
             "gradient_bytes": memory.gradient_bytes,
             "gathered_bytes": memory.gathered_bytes,
@@ -198,8 +219,8 @@ impl RowEstimate {
     }
 }
 
-/// Returns the networks of `model` and the `rows` of its plan as JSON.
-pub fn plan_to_json(model: &ModelCost, rows: &[RowEstimate]) -> Value {
+/// Converts a plan to JSON: the networks of `model`, and the `candidates`.
+pub fn plan_to_json(model: &ModelCost, candidates: &[CandidateEstimate]) -> Value {
     let mut others = Vec::new();
     for network in &model.others {
         others.push(json!({
@@ -214,6 +235,6 @@ pub fn plan_to_json(model: &ModelCost, rows: &[RowEstimate]) -> Value {
         "head_parameters": UnitCost::total_numel(&model.trained.head),
         "others": others,
         "moments": model.n_moments,
-        "rows": rows.iter().map(RowEstimate::to_json).collect::<Vec<_>>(),
+        "rows": candidates.iter().map(CandidateEstimate::to_json).collect::<Vec<_>>(),
     })
 }

@@ -31,8 +31,10 @@ impl Planner<'_> {
                 break;
             }
         }
-        let with_one_image = self.rows(largest, 1);
-        let least = with_one_image.iter().map(|row| least_memory(self.model, &row.placement).needed_bytes());
+        let with_one_image = self.candidates(largest, 1);
+        let least = with_one_image
+            .iter()
+            .map(|candidate| least_memory(self.model, &candidate.placement).needed_bytes());
         if let Some(least) = least.min_by(f64::total_cmp) {
             text += &format!(" With one image per rank, {largest} ranks take {:.1} GB each.", least / GB);
         }
@@ -41,14 +43,14 @@ impl Planner<'_> {
 
     /// Returns whether a mode fits with `world_size` ranks and `rank_batch` images on each.
     fn any_mode_fits(&self, world_size: usize, rank_batch: usize) -> bool {
-        self.rows(world_size, rank_batch).iter().any(|row| row.fits)
+        self.candidates(world_size, rank_batch).iter().any(|candidate| candidate.fits)
     }
 
     /// Returns the least memory of a rank over many ranks, with one image on each.
     fn least_sharded_memory(&self) -> Option<Memory> {
-        self.rows(MANY_RANKS, 1)
+        self.candidates(MANY_RANKS, 1)
             .iter()
-            .map(|row| least_memory(self.model, &row.placement))
+            .map(|candidate| least_memory(self.model, &candidate.placement))
             .min_by(|a, b| a.needed_bytes().total_cmp(&b.needed_bytes()))
     }
 

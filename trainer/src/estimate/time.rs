@@ -7,14 +7,14 @@
 
 use std::collections::VecDeque;
 
-use ranks::prefetch::MAX_REDUCTIONS_IN_FLIGHT;
+use ranks::in_flight::MAX_REDUCTIONS_IN_FLIGHT;
 
 use super::Placement;
 use super::collectives::{gather, reduction, small_sum, waits};
 use super::fabric::{Fabric, Transfer};
 use super::placed::PlacedModel;
 use crate::cost::ModelCost;
-use crate::step::schedule::Event;
+use crate::step::events::Event;
 
 /// Seconds of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -4,7 +4,7 @@ use super::Placement;
 use super::collectives::{gather, reduction, waits};
 use super::placed::PlacedModel;
 use crate::cost::ModelCost;
-use crate::step::schedule::Event;
+use crate::step::events::Event;
 
 /// Bytes that a rank receives in a step, and the number of collectives.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

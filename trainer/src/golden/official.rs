@@ -25,14 +25,14 @@ const BATCH: usize = 16;
 /// Number of different batches, which a run repeats.
 const N_BATCHES: u64 = 3;
 
-/// Returns batch `number` of the views `name`: noise around one color per image.
-fn batch(plan: &Plan, name: &str, number: u64) -> Batch {
-    let colors = uniform(&format!("{name}.{number}.colors"), 3 * BATCH);
+/// Returns batch `index` of the views `name`: noise around one color per image.
+fn batch(plan: &Plan, name: &str, index: u64) -> Batch {
+    let colors = uniform(&format!("{name}.{index}.colors"), 3 * BATCH);
     let mut samples: Vec<Views> = (0..BATCH).map(|_| Views { groups: Vec::new() }).collect();
     for (i, group) in plan.multicrop().groups().into_iter().enumerate() {
         let plane = (group.size_px * group.size_px) as usize;
         let n_values = group.n_views * 3 * plane;
-        let noise = uniform(&format!("{name}.{number}.{i}.noise"), BATCH * n_values);
+        let noise = uniform(&format!("{name}.{index}.{i}.noise"), BATCH * n_values);
         for (image, noise) in noise.chunks(n_values).enumerate() {
             let mut pixels = Vec::with_capacity(n_values);
             for (position, noise) in noise.iter().enumerate() {
@@ -42,7 +42,7 @@ fn batch(plan: &Plan, name: &str, number: u64) -> Batch {
             samples[image].groups.push(pixels);
         }
     }
-    Batch { index: number, samples, labels: vec![None; BATCH], sample_ids: (0..BATCH as u64).collect() }
+    Batch { index, samples, labels: vec![None; BATCH], sample_ids: (0..BATCH as u64).collect() }
 }
 
 /// Returns `values` with the golden biases of keys. Softmax does not depend on these, so their
@@ -63,7 +63,7 @@ fn check(run: &Run, overrides: &[&str]) {
     for shard in trainer.state.networks.iter_mut().flat_map(|network| &mut network.shards) {
         shard.weights = weights(shard).into();
     }
-    let batches: Vec<Batch> = (0..N_BATCHES).map(|number| batch(&plan, run.views, number)).collect();
+    let batches: Vec<Batch> = (0..N_BATCHES).map(|index| batch(&plan, run.views, index)).collect();
     let losses = golden.values("loss");
     let rates = golden.values("lr");
     assert_eq!(losses.len() as u64, plan.total_steps);

@@ -52,9 +52,9 @@ fn check_networks(networks: &[NetworkSpec]) -> Result<(), String> {
     if n_trained != 1 {
         return Err(format!("{n_trained} networks move by gradient, and it must be one"));
     }
-    for (number, network) in networks.iter().enumerate() {
+    for (index, network) in networks.iter().enumerate() {
         let name = network.name;
-        let earlier = &networks[..number];
+        let earlier = &networks[..index];
         if earlier.iter().any(|other| other.name == name) {
             return Err(format!("two networks are called {name}"));
         }

@@ -212,7 +212,7 @@ struct DistillationLoss {
 impl DistillationLoss {
     /// Returns the distance between the output of the head `name` and the teacher's features that
     /// `reads` selects: the mean over all views, `[1]`; `None` if there is no such head.
-    fn term(&self, number: usize, student: &Outputs, name: &str, reads: Reads) -> Option<Tensor<1>> {
+    fn term(&self, index: usize, student: &Outputs, name: &str, reads: Reads) -> Option<Tensor<1>> {
         if !student.heads.by_name.contains_key(name) {
             return None;
         }
@@ -223,7 +223,7 @@ impl DistillationLoss {
         let mut total: Option<Tensor<1>> = None;
         for (group, output) in outputs.into_iter().enumerate() {
             let features = reads.select(&student.features[group]);
-            let target = reads.select(&self.targets[number][group]);
+            let target = reads.select(&self.targets[index][group]);
             let [views, _, d] = target.x.dims();
             let [_, n, _] = features.x.dims();
             let mut output = output.reshape([views, n, d]);
@@ -257,14 +257,14 @@ impl DistillationLoss {
 }
 
 impl BatchLoss for DistillationLoss {
-    fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+    fn micro_batch_loss(&self, index: usize, student: &Outputs) -> MicroBatchLoss {
         let mut loss: Option<Tensor<1>> = None;
         let mut gauges = Vec::new();
-        if let Some(pooled) = self.term(number, student, POOLED, Reads::Pooled) {
+        if let Some(pooled) = self.term(index, student, POOLED, Reads::Pooled) {
             gauges.push(("train/pooled_loss", pooled.clone().inner()));
             loss = Some(pooled * self.pooled_weight);
         }
-        if let Some(patches) = self.term(number, student, PATCHES, Reads::Patches) {
+        if let Some(patches) = self.term(index, student, PATCHES, Reads::Patches) {
             gauges.push(("train/patch_loss", patches.clone().inner()));
             let weighted = patches * self.patch_weight;
             loss = Some(match loss {

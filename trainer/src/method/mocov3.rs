@@ -246,10 +246,10 @@ struct MocoV3Loss {
 }
 
 impl BatchLoss for MocoV3Loss {
-    fn micro_batch_loss(&self, number: usize, base: &Outputs) -> MicroBatchLoss {
+    fn micro_batch_loss(&self, index: usize, base: &Outputs) -> MicroBatchLoss {
         let [first, second] = [0, 1].map(|view| {
             // Each view predicts the key of the other.
-            self.keys[1 - view].loss(unit_output(base, PREDICTOR, view), &self.positions[number])
+            self.keys[1 - view].loss(unit_output(base, PREDICTOR, view), &self.positions[index])
         });
         MicroBatchLoss { loss: first + second, gauges: Vec::new() }
     }

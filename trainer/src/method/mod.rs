@@ -113,8 +113,9 @@ pub trait Method: Send + Sync {
         peers: Peers<'_>,
     ) -> Result<Box<dyn BatchLoss>, EngineError>;
 
-    /// Returns the collectives of [`Method::prepare`] in a step late in the run, in their order,
-    /// for the estimates of plans. Exchanges within column groups are not included.
+    /// Returns, in order, the collectives that [`Method::prepare`] issues once everything that
+    /// starts late in a run has started, such as a queue; used by `ocelli plan`. Exchanges within
+    /// column groups are not included.
     fn collectives(&self) -> Vec<Collective> {
         Vec::new()
     }
@@ -208,11 +209,11 @@ impl ColumnOutputs<'_> {
 
 /// The loss of a batch, after everything that depends on the global batch has been computed.
 pub trait BatchLoss {
-    /// Returns the loss of this rank's micro-batch `number`, given the outputs of the trained
+    /// Returns the loss of this rank's micro-batch `index`, given the outputs of the trained
     /// network with their graph. Terms that depend on divided heads are not included.
-    fn micro_batch_loss(&self, number: usize, trained: &Outputs) -> MicroBatchLoss;
+    fn micro_batch_loss(&self, index: usize, trained: &Outputs) -> MicroBatchLoss;
 
-    /// Returns this rank's share of the terms of micro-batch `number` of the column group that
+    /// Returns this rank's share of the terms of micro-batch `index` of the column group that
     /// depend on divided heads, given the outputs of these heads with their graph. Losses and
     /// gauges of the group's ranks add up to those of the micro-batch. All ranks of the group call
     /// this method for the same micro-batches in the same order.
@@ -224,11 +225,11 @@ pub trait BatchLoss {
     /// In a method that divides no head.
     fn column_loss(
         &self,
-        number: usize,
+        index: usize,
         scores: &HeadOutputs,
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
-        let _ = (number, scores, group);
+        let _ = (index, scores, group);
         panic!("a method that divides a head has a loss by columns");
     }
 

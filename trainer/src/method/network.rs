@@ -40,7 +40,7 @@ pub struct NetworkSpec {
 /// Views of one size that a network sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeenViews {
-    /// Number of the view size.
+    /// Index of the view size.
     pub size: usize,
     /// Whether masked patches are hidden from the network.
     pub masked: bool,
@@ -153,7 +153,7 @@ impl NetworkSpec {
         masked.unwrap_or_else(|| model.units(readout))
     }
 
-    /// Numbers of the view sizes that the network sees.
+    /// Indices of the view sizes that the network sees.
     pub fn sizes(&self) -> Vec<usize> {
         self.sees.iter().map(|views| views.size).collect()
     }

@@ -150,8 +150,8 @@ struct SimClrLoss {
 }
 
 impl BatchLoss for SimClrLoss {
-    fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
-        let loss = self.contrast.loss(unit_views(student), &self.positions[number]);
+    fn micro_batch_loss(&self, index: usize, student: &Outputs) -> MicroBatchLoss {
+        let loss = self.contrast.loss(unit_views(student), &self.positions[index]);
         MicroBatchLoss { loss, gauges: Vec::new() }
     }
 }

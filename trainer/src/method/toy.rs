@@ -153,9 +153,9 @@ impl Method for Toy {
 }
 
 impl BatchLoss for ToyLoss {
-    fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
-        let targets = &self.targets[number];
-        let past = &self.past[number];
+    fn micro_batch_loss(&self, index: usize, student: &Outputs) -> MicroBatchLoss {
+        let targets = &self.targets[index];
+        let past = &self.past[index];
         let guesses = student.heads.on_all_views("guess").into_iter();
         let terms = guesses.map(|guess| (guess - targets.clone().autodiff()).powi_scalar(2).mean());
         // Every method has a group of views.

@@ -122,8 +122,8 @@ impl Method for Toy {
 }
 
 impl BatchLoss for ToyLoss {
-    fn micro_batch_loss(&self, number: usize, learner: &Outputs) -> MicroBatchLoss {
-        let target = &self.targets[number];
+    fn micro_batch_loss(&self, index: usize, learner: &Outputs) -> MicroBatchLoss {
+        let target = &self.targets[index];
         let rows = learner.heads.masked(0);
         assert_eq!(rows, target.heads.masked(0), "both networks have the same masks");
         let on_masked = learner.heads.on_masked("guess", 0).zip(target.heads.on_masked("cells", 0));

@@ -65,7 +65,7 @@ struct PartialSums {
 
 impl QueuedNorms {
     /// Queues the computation of this rank's share of the norms of `grads`, or of tensors of the
-    /// same layout; `modules` has the number of each unit's module.
+    /// same layout; `modules` has the index of each unit's module.
     pub(super) fn queue(
         rule: ClipRule,
         shards: &[UnitShard],
@@ -110,8 +110,8 @@ impl QueuedNorms {
         let parts = self.parts.as_ref()?;
         let kernels = super::native::kernels(&parts.sums)?;
         let mut sums_of_groups = vec![Vec::new(); self.squares.len()];
-        for (number, group) in parts.groups.iter().enumerate() {
-            sums_of_groups[*group].push(number);
+        for (index, group) in parts.groups.iter().enumerate() {
+            sums_of_groups[*group].push(index);
         }
         let losses = Tensor::cat(losses, 0);
         let factors = kernels.clip_factors(&parts.sums, &sums_of_groups, &losses, clip_norm, CLIP_EPSILON);
@@ -172,7 +172,7 @@ fn groups_by_tensor(shards: &[UnitShard]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Returns for each parameter the number of its unit's module.
+/// Returns, by unit, the clip group of each parameter: the index of its unit's module.
 fn groups_by_module(shards: &[UnitShard], modules: &[usize]) -> Vec<Vec<usize>> {
     let units = shards.iter().zip(modules);
     units.map(|(shard, module)| vec![*module; shard.layout.params.len()]).collect()
@@ -212,7 +212,7 @@ fn partial_sums(shards: &[UnitShard], grads: &[Tensor<1>], groups: &[Vec<usize>]
 }
 
 /// Returns sums of squares over parts of the ranges of each unit, on the device, and for each sum
-/// the number of its range.
+/// the index of its range.
 fn range_squares(grads: &[Tensor<1>], ranges: &[Vec<Range<usize>>]) -> (Tensor<1>, Vec<usize>) {
     #[cfg(feature = "cuda")]
     if let Some(kernels) = super::native::kernels(&grads[0]) {
@@ -229,8 +229,8 @@ fn range_squares(grads: &[Tensor<1>], ranges: &[Vec<Range<usize>>]) -> (Tensor<1
             sums.push((part.clone() * part).sum());
         }
     }
-    let numbers = (0..sums.len()).collect();
-    (Tensor::cat(sums, 0), numbers)
+    let indices = (0..sums.len()).collect();
+    (Tensor::cat(sums, 0), indices)
 }
 
 /// Calls `f` with the parts of `start..end` between multiples of [`ALIGNMENT`], to which the ends

@@ -99,7 +99,7 @@ pub(super) fn update(
 }
 
 /// Returns sums of squares of blocks of the ranges of each unit, on the device, and for each block
-/// the number of its range.
+/// the index of its range.
 pub(super) fn squares(
     grads: &[Tensor<1>],
     ranges: &[Vec<std::ops::Range<usize>>],
@@ -107,15 +107,15 @@ pub(super) fn squares(
     // Bounds of each block, by unit.
     let mut bounds: Vec<Vec<i32>> = Vec::new();
     let mut range_of_block = Vec::new();
-    let mut number = 0;
+    let mut index = 0;
     for ranges in ranges {
         let mut unit_bounds = Vec::new();
         for range in ranges {
             for start in range.clone().step_by(BLOCK) {
                 unit_bounds.extend([start as i32, (start + BLOCK).min(range.end) as i32]);
-                range_of_block.push(number);
+                range_of_block.push(index);
             }
-            number += 1;
+            index += 1;
         }
         bounds.push(unit_bounds);
     }
@@ -194,7 +194,7 @@ fn adam_w(
 }
 
 /// Sums the squares of one of `n` blocks per cube, always in the same order. The first block of the
-/// unit is block number `first` of all.
+/// unit is block `first` of all.
 #[cube(launch)]
 fn sum_squares(grad: &[f32], bounds: &[i32], sums: &mut [f32], first: usize, n: usize) {
     if CUBE_POS >= n {

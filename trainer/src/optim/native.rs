@@ -10,7 +10,7 @@ use kernels::device::readback::read_back;
 use kernels::native::update::{
     AdamWConstants, Block, ClipFactors, FollowingUnit, MovedUnit, MovedWeights, Segment, Unit, UpdateKernels,
 };
-use kernels::products;
+use kernels::product_kernels;
 
 use super::adamw::{self, AdamW, EPSILON};
 use super::follow::{Follower, follow_all};
@@ -27,7 +27,7 @@ pub(super) fn kernels(tensor: &Tensor<1>) -> Option<UpdateKernels> {
     let device = tensor.device();
     // A device is added whole, so that the list stays valid if a holder panics.
     let mut checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner);
-    if checked.contains(&device) || products::are_checks_disabled() {
+    if checked.contains(&device) || product_kernels::are_checks_disabled() {
         return Some(kernels);
     }
     if let Err(fault) = check(&kernels, &device) {
@@ -39,7 +39,7 @@ pub(super) fn kernels(tensor: &Tensor<1>) -> Option<UpdateKernels> {
 }
 
 /// Returns sums of squares of blocks of the ranges of each unit, on the device, and for each block
-/// the number of its range.
+/// the index of its range.
 pub(super) fn squares(
     kernels: &UpdateKernels,
     grads: &[Tensor<1>],
@@ -47,14 +47,14 @@ pub(super) fn squares(
 ) -> (Tensor<1>, Vec<usize>) {
     let mut blocks = Vec::new();
     let mut range_of_block = Vec::new();
-    let mut number = 0;
+    let mut index = 0;
     for (tensor, ranges) in ranges.iter().enumerate() {
         for range in ranges {
             for start in range.clone().step_by(BLOCK) {
                 blocks.push(Block { tensor, start, end: (start + BLOCK).min(range.end) });
-                range_of_block.push(number);
+                range_of_block.push(index);
             }
-            number += 1;
+            index += 1;
         }
     }
     (kernels.sum_squares(grads, &blocks), range_of_block)
@@ -161,15 +161,15 @@ const DECAY: f64 = 0.996;
 const RULE: AdamW = AdamW { betas: [0.9, 0.99] };
 
 impl CheckedUnit {
-    /// Creates unit `number` with the gradient `grad`, which is multiplied by `factor`, the clip
+    /// Creates unit `index` with the gradient `grad`, which is multiplied by `factor`, the clip
     /// factor of `group`. Every third unit has an average, every fifth a frozen segment.
-    fn new(number: usize, grad: Vec<f32>, group: usize, factor: f32) -> Self {
+    fn new(index: usize, grad: Vec<f32>, group: usize, factor: f32) -> Self {
         let n = grad.len();
-        let seed = 5 * number as u64;
+        let seed = 5 * index as u64;
         let weights = values(n, seed + 1, 1.0);
         let exp_avg = values(n, seed + 2, 0.01);
         let exp_avg_sq: Vec<f32> = values(n, seed + 3, 0.1).iter().map(|x| x * x).collect();
-        let average = number.is_multiple_of(3).then(|| values(n, seed + 4, 1.0));
+        let average = index.is_multiple_of(3).then(|| values(n, seed + 4, 1.0));
         let mut after = HostUnit {
             weights: weights.clone(),
             exp_avg: exp_avg.clone(),
@@ -177,7 +177,7 @@ impl CheckedUnit {
             average: average.clone(),
         };
         let mut segments = Vec::new();
-        for (range, is_frozen) in [(0..100, false), (100..n - 50, number % 5 == 1), (n - 50..n, false)] {
+        for (range, is_frozen) in [(0..100, false), (100..n - 50, index % 5 == 1), (n - 50..n, false)] {
             let decay = if range.start == 0 { 0.0 } else { 0.04 };
             let constants = RULE.constants(3, 1e-2, decay, factor);
             segments.push(Segment {
@@ -202,7 +202,7 @@ impl CheckedUnit {
         if let Some(average) = &mut after.average {
             super::follow::average(average, &after.weights, DECAY as f32, (1.0 - DECAY) as f32);
         }
-        let is_rounded = number.is_multiple_of(2);
+        let is_rounded = index.is_multiple_of(2);
         Self { grad, weights, exp_avg, exp_avg_sq, average, is_rounded, segments, after }
     }
 
@@ -279,10 +279,10 @@ fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
     let n_groups = lengths.len() - 1;
     let mut gradients = Vec::with_capacity(lengths.len());
     let mut squares_of_groups = vec![0.0f64; n_groups];
-    for (number, n) in lengths.iter().enumerate() {
-        let grad = values(*n, 5 * number as u64, 0.1);
+    for (index, n) in lengths.iter().enumerate() {
+        let grad = values(*n, 5 * index as u64, 0.1);
         let squares: f64 = grad.iter().map(|g| f64::from(*g) * f64::from(*g)).sum();
-        squares_of_groups[number.min(n_groups - 1)] += squares;
+        squares_of_groups[index.min(n_groups - 1)] += squares;
         gradients.push(grad);
     }
     let mut expected_factors = Vec::with_capacity(n_groups + 1);
@@ -290,9 +290,9 @@ fn check(kernels: &UpdateKernels, device: &Device) -> Result<(), String> {
         expected_factors.push((CLIP_NORM / (squares.sqrt() + CLIP_EPSILON)).min(1.0) as f32);
     }
     let mut units = Vec::with_capacity(lengths.len());
-    for (number, grad) in gradients.into_iter().enumerate() {
-        let group = number.min(n_groups - 1);
-        units.push(CheckedUnit::new(number, grad, group, expected_factors[group]));
+    for (index, grad) in gradients.into_iter().enumerate() {
+        let group = index.min(n_groups - 1);
+        units.push(CheckedUnit::new(index, grad, group, expected_factors[group]));
     }
     // The factor of the losses.
     expected_factors.push(1.0);

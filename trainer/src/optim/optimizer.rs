@@ -145,7 +145,7 @@ impl Optimizer {
     }
 
     /// Queues the computation of this rank's share of the norms that a step at the weight decay of
-    /// `scheduled_values` needs; `modules` has the number of each unit's module.
+    /// `scheduled_values` needs; `modules` has the index of each unit's module.
     pub fn queue_norms(
         &self,
         shards: &[UnitShard],
@@ -316,7 +316,7 @@ impl Optimizer {
         (lr, decays.then_some(scheduled_values.weight_decay))
     }
 
-    /// Returns the constants of an update of `shard`, which is unit number `unit`.
+    /// Returns the constants of an update of `shard`, which is unit `unit`.
     fn update_constants(
         &self,
         shard: &UnitShard,

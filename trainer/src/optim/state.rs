@@ -43,7 +43,7 @@ pub struct Buffer {
 pub struct Segment<'a> {
     /// The parameter.
     pub slot: &'a ParamSlot,
-    /// Number of the parameter within the unit.
+    /// Index of the parameter within the unit.
     pub param: usize,
     /// First element within the shard.
     pub start: usize,

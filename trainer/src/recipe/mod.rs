@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use augment::{DecodeRules, Depth, NoData, PixelFormat};
-use kernels::products::Kernels;
+use kernels::product_kernels::Kernels;
 use networks::FirstLayer;
 use networks::backbone::{ModelConfig, RGB_CHANNELS};
 use networks::patches::{Normalization, Pixels};

@@ -123,11 +123,11 @@ impl<'a> Container<'a> {
             Self::Table(table) => Ok(table.entry(key).or_insert_with(|| toml::Table::new().into())),
             Self::List(list) => {
                 let n = list.len();
-                let number = key.parse::<usize>().ok().filter(|number| *number < n);
-                let number = number.ok_or(format!(
+                let index = key.parse::<usize>().ok().filter(|index| *index < n);
+                let index = index.ok_or(format!(
                     "--set {entry}: there is no entry {key}: the list has {n}, counted from 0"
                 ))?;
-                Ok(&mut list[number])
+                Ok(&mut list[index])
             }
         }
     }

@@ -3,7 +3,7 @@
 use augment::{MultiCrop, ViewMix};
 use burn_tensor::Device;
 use kernels::ops::choose_kernels;
-use kernels::products::Kernels;
+use kernels::product_kernels::Kernels;
 use networks::NamedTensor;
 use networks::divided::{divided, numel};
 use networks::layout::{ALIGNMENT, UnitLayout};
@@ -153,7 +153,7 @@ impl Plan {
         }
         let topology = self.topology(0).map_err(|reason| self.recipe.error(reason))?;
         self.check_columns(topology)?;
-        self.check_division()?;
+        self.check_unit_sizes()?;
         Ok(self)
     }
 
@@ -181,11 +181,11 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks that units can be divided as far as `run.max_unit_parameters` says.
+    /// Checks that no unit has more than `run.max_unit_parameters` parameters after division.
     ///
     /// # Errors
     /// [`TrainError::Recipe`].
-    pub fn check_division(&self) -> Result<(), TrainError> {
+    pub fn check_unit_sizes(&self) -> Result<(), TrainError> {
         let Some(limit) = self.recipe.run.max_unit_parameters else { return Ok(()) };
         let networks = self.method()?.networks();
         let units =
@@ -201,7 +201,7 @@ impl Plan {
         }
     }
 
-    /// Checks that each shard of a divided head is part of the columns of one rank.
+    /// Checks that each shard of a divided head lies within the columns that one rank scores.
     ///
     /// # Errors
     /// [`TrainError::Recipe`].

@@ -7,7 +7,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use kernels::products;
+use kernels::product_kernels;
 
 use crate::recipe::plan::Plan;
 
@@ -94,7 +94,7 @@ impl Fault {
                 let _ =
                     rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
-            Action::Product if step == self.step => products::inject_wrong_product(),
+            Action::Product if step == self.step => product_kernels::inject_wrong_product(),
             Action::Hang if step == self.step => loop {
                 std::thread::park();
             },

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use burn_tensor::Tensor;
 use kernels::ops::product_reports;
-use kernels::products::{self, Checked, ProductReport};
+use kernels::product_kernels::{self, Checked, ProductReport};
 use networks::probe::Probe;
 use pipeline::Dataset;
 use ranks::peers::Peers;
@@ -119,7 +119,7 @@ impl Journal {
         rank: usize,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
-        let mut notices = products::notices();
+        let mut notices = product_kernels::notices();
         if notices.is_empty() {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use kernels::products;
+use kernels::product_kernels;
 use networks::probe::Probe;
 use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
@@ -207,15 +207,15 @@ impl<'a> Run<'a> {
         let step = self.trainer.state.step;
         let scheduled_values = self.schedules.at(step);
         let rank = self.trainer.topology().rank;
-        products::begin_step();
+        product_kernels::begin_step();
         if step > 0 && step.is_multiple_of(STEPS_BETWEEN_CHECKS) {
-            products::check_one(step / STEPS_BETWEEN_CHECKS);
+            product_kernels::check_one(step / STEPS_BETWEEN_CHECKS);
         }
         let computed = self.stream.gradients(batch, &self.trainer, &scheduled_values, &mut |phase| {
             self.enter(step, phase);
         });
         let (mut gradients, upload_wait_ms) = computed?;
-        // By number of the batch, because a rollback skips the batches with the fault.
+        // By index of the batch, because a rollback skips the batches with the fault.
         let batch_number = step + self.trainer.state.skipped_batches;
         if let Some(fault) = &self.job.fault
             && fault.makes_nan(rank, batch_number)
@@ -268,7 +268,7 @@ impl<'a> Run<'a> {
             saved,
             save_failed,
             due: vote(self.is_due()),
-            wrong: vote(products::wrong().is_some()),
+            wrong: vote(product_kernels::wrong().is_some()),
         }
     }
 
@@ -395,7 +395,7 @@ impl<'a> Run<'a> {
     /// Ends the run because a product has become wrong on some rank, without saving weights that
     /// may be computed from it.
     fn end_wrong<T>(&mut self) -> Result<T, TrainError> {
-        let wrong_product = products::wrong();
+        let wrong_product = product_kernels::wrong();
         // Sizes are checked when the process first uses them, and then in some of the checks.
         let last_right = match &wrong_product {
             Some(wrong) => (wrong.last_right * STEPS_BETWEEN_CHECKS).max(self.first),

@@ -41,7 +41,7 @@ use crate::recipe::plan::Plan;
 /// Name of the file that rank 0 of a run keeps locked.
 const LOCK: &str = ".lock";
 
-/// Allowed differences between the plan of a start and that of the run that it resumes.
+/// Allowed differences between the plan of a start and the plan of the run that it resumes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct AllowedDifferences {
     /// Whether the run may become longer.

@@ -45,11 +45,11 @@ impl BackbonePass<'_> {
         let draws = vec![vec![Draws::default(); slices.len()]];
         let mut batches = vec![MicroBatch { slices }];
         let mut tapes = Vec::new();
-        for number in 0..self.units.len() {
-            let unit = self.gathered(number);
+        for index in 0..self.units.len() {
+            let unit = self.gathered(index);
             let tape;
             (batches, tape) =
-                passes.forward(unit, batches, &draws, keeps_graph, number > 0, &mut || Ok(()))?;
+                passes.forward(unit, batches, &draws, keeps_graph, index > 0, &mut || Ok(()))?;
             tapes.push(tape);
         }
         let mut slice_grads = Vec::new();
@@ -59,21 +59,21 @@ impl BackbonePass<'_> {
         }
         let mut grads = vec![slice_grads];
         let mut flats = Vec::new();
-        for (number, tape) in tapes.into_iter().enumerate().rev() {
-            let unit = self.gathered(number);
+        for (index, tape) in tapes.into_iter().enumerate().rev() {
+            let unit = self.gathered(index);
             let params;
-            (grads, params) = passes.backward(unit, tape, grads, &draws, number > 0, &mut || Ok(()))?;
-            flats.push(params.flat(&self.shards[number].layout, DType::F32));
+            (grads, params) = passes.backward(unit, tape, grads, &draws, index > 0, &mut || Ok(()))?;
+            flats.push(params.flat(&self.shards[index].layout, DType::F32));
         }
         flats.reverse();
         Ok(flats)
     }
 
-    /// Returns unit `number` with its weights, of which this rank has all.
-    fn gathered(&self, number: usize) -> Gathered<'_, '_> {
-        let shard = &self.shards[number];
+    /// Returns unit `index` with its weights, of which this rank has all.
+    fn gathered(&self, index: usize) -> Gathered<'_, '_> {
+        let shard = &self.shards[index];
         Gathered {
-            unit: self.units[number].as_ref(),
+            unit: self.units[index].as_ref(),
             layout: &shard.layout,
             flat: shard.weights.values(),
             in_bf16: shard.weights.in_bf16(),

@@ -32,7 +32,7 @@ impl From<Tensor<3>> for FeatureGrads {
     }
 }
 
-/// Numbers of a micro-batch's images, by slice.
+/// Indices of a micro-batch's images, by slice.
 pub(crate) type SlicedImages = Vec<Vec<usize>>;
 
 /// A micro-batch: one slice per worker.
@@ -80,17 +80,17 @@ impl MicroBatch {
     pub(crate) fn concat(&self) -> Groups {
         let n_groups = self.slices.first().map_or(0, Vec::len);
         let mut groups = Groups::with_capacity(n_groups);
-        for number in 0..n_groups {
+        for index in 0..n_groups {
             let mut tensors = Vec::with_capacity(self.slices.len());
             let mut masked_cells = Vec::with_capacity(self.slices.len());
             for slice in &self.slices {
-                let group = &slice[number];
+                let group = &slice[index];
                 tensors.push(group.x.clone());
                 if let Some(masked) = &group.masked {
                     masked_cells.push(&*masked.rows);
                 }
             }
-            let mut group = self.slices[0][number].with(Tensor::cat(tensors, 0));
+            let mut group = self.slices[0][index].with(Tensor::cat(tensors, 0));
             if let Some(masked) = &mut group.masked {
                 masked.rows = Arc::new(MaskedCells::concat(masked_cells));
             }
@@ -105,10 +105,10 @@ impl MicroBatch {
         let mut slices = Vec::with_capacity(self.slices.len());
         for groups in &self.slices {
             let mut slice_grads = GroupGrads::with_capacity(groups.len());
-            for (number, (features, grad)) in groups.iter().zip(grads).enumerate() {
+            for (index, (features, grad)) in groups.iter().zip(grads).enumerate() {
                 let [b, _, _] = features.x.dims();
-                let range = starts[number]..starts[number] + b;
-                starts[number] += b;
+                let range = starts[index]..starts[index] + b;
+                starts[index] += b;
                 slice_grads.push(FeatureGrads::from(grad.clone().slice([range])));
             }
             slices.push(slice_grads);
@@ -118,17 +118,17 @@ impl MicroBatch {
 }
 
 impl Share {
-    /// Returns the images of micro-batch `number` among the `n_images` of this rank: every n-th, so
+    /// Returns the images of micro-batch `index` among the `n_images` of this rank: every n-th, so
     /// that the micro-batches of all ranks together are every N-th of the global batch.
-    pub(crate) fn images(&self, number: usize, n_images: usize) -> Vec<usize> {
-        (number..n_images).step_by(self.n_micro_batches).collect()
+    pub(crate) fn images(&self, index: usize, n_images: usize) -> Vec<usize> {
+        (index..n_images).step_by(self.n_micro_batches).collect()
     }
 
     /// Returns the images of each micro-batch, by the slices that `workers` process.
     pub(crate) fn slices(&self, workers: &Workers, n_images: usize) -> Vec<SlicedImages> {
         (0..self.n_micro_batches)
-            .map(|number| {
-                let images = self.images(number, n_images);
+            .map(|index| {
+                let images = self.images(index, n_images);
                 let ranges = workers.slices(images.len());
                 ranges.into_iter().map(|range| images[range].to_vec()).collect()
             })

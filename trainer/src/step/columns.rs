@@ -57,7 +57,7 @@ pub(super) type ColumnInputs = BTreeMap<&'static str, Vec<Groups>>;
 pub(super) struct ColumnGrads {
     /// Gradients at the inputs of each head, by micro-batch of this rank and view size.
     pub(super) inputs: BTreeMap<&'static str, Vec<Vec<Tensor<3>>>>,
-    /// Gradients with respect to this rank's part of the parameters, by number of the unit.
+    /// Gradients with respect to this rank's part of the parameters, by index of the unit.
     pub(super) flats: BTreeMap<usize, Tensor<1>>,
 }
 
@@ -71,7 +71,7 @@ struct GraphGrads {
     /// Gradients at the inputs, concatenated over heads and view sizes, by micro-batch of the
     /// group.
     inputs: BTreeMap<usize, Tensor<1>>,
-    /// Gradients with respect to this rank's part of the parameters, by number of the unit.
+    /// Gradients with respect to this rank's part of the parameters, by index of the unit.
     flats: BTreeMap<usize, Tensor<1>>,
 }
 
@@ -175,7 +175,7 @@ impl<'a> ColumnPass<'a> {
             let [n, v, d] = grad.dims();
             input_grads.push(grad.reshape([n * v * d]));
         }
-        let flats = leaves.iter().map(|(number, leaves)| (*number, leaves.gradient(&mut grads))).collect();
+        let flats = leaves.iter().map(|(index, leaves)| (*index, leaves.gradient(&mut grads))).collect();
         Ok(GraphGrads { inputs: BTreeMap::from([(t, Tensor::cat(input_grads, 0))]), flats })
     }
 
@@ -215,13 +215,13 @@ impl<'a> ColumnPass<'a> {
     fn score(&self, name: &str, groups: Groups, leaves: &HeadLeaves<'_>) -> Vec<HeadOutput> {
         let placed = self.heads.network.net.heads().find(|placed| placed.head.name == name);
         // Names come from the network's list.
-        let number = placed.expect("a head of the network").in_graph().start;
+        let index = placed.expect("a head of the network").in_graph().start;
         let sizes: Vec<Parts> = groups.into_iter().map(|group| vec![group]).collect();
-        let (unit, _) = self.heads.network.computed_unit(number);
+        let (unit, _) = self.heads.network.computed_unit(index);
         let outputs = apply_to_parts(split_parts(&sizes), |parts| {
             let draws = Draws::default();
             let sets = StatSets::per_size(parts.len());
-            let leaves = &leaves[&number];
+            let leaves = &leaves[&index];
             let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
             unit.forward(0, parts, &cx).features
         });
@@ -233,12 +233,12 @@ impl GraphGrads {
     /// Returns the sum of both for parameters, and the gradients at the inputs of both.
     fn plus(mut self, other: Self) -> Self {
         self.inputs.extend(other.inputs);
-        for (number, grad) in other.flats {
-            let total = match self.flats.remove(&number) {
+        for (index, grad) in other.flats {
+            let total = match self.flats.remove(&index) {
                 Some(total) => add(total, grad),
                 None => grad,
             };
-            self.flats.insert(number, total);
+            self.flats.insert(index, total);
         }
         self
     }

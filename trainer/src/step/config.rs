@@ -30,7 +30,8 @@ pub struct StepConfig {
     pub n_stat_groups: usize,
     /// Data that is sharded over ranks.
     pub sharding: Sharding,
-    /// Ratios of the learning rates of the trained backbone's units to that of the run.
+    /// Ratios of the learning rates of the trained backbone's units to the learning rate of the
+    /// run.
     pub rates: LayerRates,
     /// Whether the shards are in host memory whatever the device that computes.
     pub offload: bool,

@@ -58,7 +58,7 @@ impl StepDraws<'_> {
         let Some(sampler) = self.mask_sampler(rule, batches) else { return Vec::new() };
         let mut masks = Vec::with_capacity(group.n_group());
         for t in 0..group.n_group() {
-            let positions = (group.number(t)..self.batch_size).step_by(group.n_micro_batches());
+            let positions = (group.global_index(t)..self.batch_size).step_by(group.n_micro_batches());
             masks.push(Arc::new(sampler.rows(positions.map(|position| position as u64))));
         }
         masks
@@ -79,8 +79,8 @@ impl StepDraws<'_> {
         let n_views = sizes.iter().map(|size| groups[*size].n_views).collect();
         let sampler = UnitSampler { seed: self.seed, step: self.step, batch_size: self.batch_size, n_views };
         let mut unit_draws = Vec::with_capacity(network.backbone.len());
-        for (number, unit) in network.undivided.iter().zip(&network.backbone) {
-            let drawing = sampler.for_unit(*number, unit.as_ref());
+        for (index, unit) in network.undivided.iter().zip(&network.backbone) {
+            let drawing = sampler.for_unit(*index, unit.as_ref());
             let mut batches = UnitDraws::with_capacity(self.slices.len());
             for slices in &self.slices {
                 batches.push(slices.iter().map(|images| drawing.at(self.positions(images))).collect());

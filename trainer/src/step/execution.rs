@@ -1,22 +1,22 @@
-//! A step up to its gradients, event by event ([`super::schedule`]).
+//! A step up to its gradients, event by event ([`super::events`]).
 
 use std::collections::BTreeMap;
 
 use burn_tensor::{Device, Tensor};
 use kernels::device::host;
 use ranks::EngineError;
-use ranks::prefetch::{GatherQueue, ReductionQueue};
+use ranks::in_flight::{GatherQueue, ReductionQueue};
 use ranks::wire::Wire;
 
 use super::batch::MicroBatch;
 use super::columns::{ColumnPass, GroupBatch};
+use super::events::{Event, Retention, StepNetwork};
 use super::heads::HeadPass;
 use super::inferred::Inferred;
 use super::loss::{LossResult, Scoring};
 use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape, sum_over_groups};
 use super::report::embeddings;
 use super::scalars::Scalars;
-use super::schedule::{Event, Retention, StepNetwork};
 use super::sharded::{Observation, ShardedNet};
 
 /// A network of a step, and the passes that take micro-batches through it.
@@ -54,7 +54,7 @@ pub(super) struct Execution<'a> {
     batches: Vec<Vec<MicroBatch>>,
     /// Features of the network that runs, by micro-batch.
     features: Vec<MicroBatch>,
-    /// Weights that have arrived for the next computation, by number of the unit.
+    /// Weights that have arrived for the next computation, by index of the unit.
     flats: BTreeMap<usize, Tensor<1>>,
     /// Outputs of the networks without gradients, until the loss has run.
     inferred: Inferred,
@@ -62,7 +62,7 @@ pub(super) struct Execution<'a> {
     tapes: Vec<(UnitTape<'a>, Option<Tensor<1>>)>,
     /// Gradients at the trained backbone's features, by micro-batch.
     grads: Vec<SlicedGrads>,
-    /// Flat gradients that are not yet sent, by number of the unit.
+    /// Flat gradients that are not yet sent, by index of the unit.
     flat_grads: BTreeMap<usize, Tensor<1>>,
     /// Input of the next unit that runs again, by micro-batch, within a segment.
     repeated: Option<Vec<MicroBatch>>,
@@ -156,7 +156,7 @@ impl<'a> Execution<'a> {
     /// computation; otherwise the computation submits it after its statistics.
     fn gather(&mut self, network: StepNetwork, unit: usize, is_followed: bool) -> Result<(), EngineError> {
         let network = match network {
-            StepNetwork::Other(number) => self.inputs.others[number].network,
+            StepNetwork::Other(index) => self.inputs.others[index].network,
             StepNetwork::Trained => self.inputs.trained.network,
         };
         self.flats.insert(unit, self.gathers.next_flat(network.unit_name(unit))?);

@@ -12,17 +12,17 @@ use networks::head::Reads;
 use networks::leaves::Leaves;
 use networks::unit::{Context, StatSets, Types};
 use ranks::EngineError;
-use ranks::prefetch::GatherQueue;
+use ranks::in_flight::GatherQueue;
 
 use super::batch::{FeatureGrads, GroupGrads, Groups, MicroBatch};
 use super::net::PlacedHead;
 use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape, sum_over_groups};
 use super::sharded::{Observation, ShardedNet};
 
-/// Gathered weights of heads' units, by number.
+/// Gathered weights of heads' units, by index.
 pub(super) type Flats = BTreeMap<usize, Tensor<1>>;
 
-/// Parameters of heads' units, by number.
+/// Parameters of heads' units, by index.
 pub(super) type HeadLeaves<'a> = BTreeMap<usize, Leaves<'a>>;
 
 /// Tokens of the views and masked cells of one size, as one part or as two.
@@ -69,7 +69,7 @@ impl<'a> HeadPass<'a> {
                 // step.
                 let before = flat.clone().slice([range.clone()]).mul_scalar(1.0);
                 *flat = flat.clone().slice_assign([range], values.clone());
-                let part = self.network.net.part(unit).map_or(0, |part| part.number);
+                let part = self.network.net.part(unit).map_or(0, |part| part.index);
                 let first = part * layout.params[position].spec.numel();
                 observations.push(Observation {
                     network: self.network.net.name,
@@ -96,16 +96,16 @@ impl<'a> HeadPass<'a> {
         let mut heads: Vec<StagedHead<'a>> = Vec::new();
         for placed in self.network.net.heads().filter(PlacedHead::has_passes) {
             let mut batches = match input_head(&heads, placed.head.reads) {
-                Some(number) => heads[number].batches.clone(),
+                Some(index) => heads[index].batches.clone(),
                 None => head_inputs(placed.head.reads, features),
             };
             let draws = empty_draws(&batches);
             let mut tapes = Vec::new();
-            for number in placed.staged() {
-                let unit = self.network.gathered(number, &flats[&number]);
+            for index in placed.staged() {
+                let unit = self.network.gathered(index, &flats[&index]);
                 let tape;
                 (batches, tape) = passes.forward(unit, batches, &draws, true, true, &mut || Ok(()))?;
-                observations.extend(self.network.observed(number, unit, &tape.totals(), passes));
+                observations.extend(self.network.observed(index, unit, &tape.totals(), passes));
                 tapes.push(tape);
             }
             heads.push(StagedHead { placed, batches, tapes });
@@ -134,13 +134,13 @@ impl<'a> HeadPass<'a> {
                 Some(batches) => batches.clone(),
                 None => head_inputs(reads, features),
             };
-            for number in placed.staged() {
-                let unit = self.network.gathered(number, &flats[&number]);
+            for index in placed.staged() {
+                let unit = self.network.gathered(index, &flats[&index]);
                 let totals;
                 (batches, totals) = passes.infer(unit, batches, None, &mut || Ok(()))?;
                 if !passes.evaluates {
                     let totals: Vec<_> = totals.iter().skip(1).map(sum_over_groups).collect();
-                    observations.extend(self.network.observed(number, unit, &totals, passes));
+                    observations.extend(self.network.observed(index, unit, &totals, passes));
                 }
             }
             outputs.insert(placed.head.name, batches);
@@ -159,7 +159,7 @@ impl<'a> HeadPass<'a> {
 
     /// Runs the backward pass through all staged units, from the last head to the first. `grads`
     /// are the gradients at the outputs of each head; gradients at the backbone's features are
-    /// added to `feature_grads`. Returns the flat gradients by number of the unit.
+    /// added to `feature_grads`. Returns the flat gradients by index of the unit.
     pub(super) fn backward_staged(
         &self,
         mut heads: Vec<StagedHead<'a>>,
@@ -172,16 +172,16 @@ impl<'a> HeadPass<'a> {
         let mut flat_grads = BTreeMap::new();
         while let (Some(head), Some(mut head_grads)) = (heads.pop(), grads.pop()) {
             let draws = empty_draws(&head.batches);
-            for (number, tape) in head.placed.staged().zip(head.tapes).rev() {
-                let unit = self.network.gathered(number, &flats[&number]);
+            for (index, tape) in head.placed.staged().zip(head.tapes).rev() {
+                let unit = self.network.gathered(index, &flats[&index]);
                 let params;
                 (head_grads, params) =
                     passes.backward(unit, tape, head_grads, &draws, true, &mut || Ok(()))?;
-                flat_grads.insert(number, params.flat(unit.layout, DType::F32));
+                flat_grads.insert(index, params.flat(unit.layout, DType::F32));
             }
             let reads = head.placed.head.reads;
             match input_head(&heads, reads) {
-                Some(number) => accumulate(&mut grads[number], head_grads),
+                Some(index) => accumulate(&mut grads[index], head_grads),
                 None => accumulate(feature_grads, backbone_gradients(reads, features, head_grads)),
             }
         }
@@ -203,9 +203,9 @@ impl<'a> HeadPass<'a> {
     fn graph_leaves(&self, is_divided: bool, flats: &Flats, track: bool) -> HeadLeaves<'a> {
         let mut leaves = HeadLeaves::new();
         for placed in self.network.net.heads().filter(|placed| placed.is_divided() == is_divided) {
-            for number in placed.in_graph() {
-                let (_, layout) = self.network.computed_unit(number);
-                leaves.insert(number, Leaves::new(layout, &flats[&number], track));
+            for index in placed.in_graph() {
+                let (_, layout) = self.network.computed_unit(index);
+                leaves.insert(index, Leaves::new(layout, &flats[&index], track));
             }
         }
         leaves
@@ -225,10 +225,10 @@ impl<'a> HeadPass<'a> {
         let placed = self.network.net.heads().find(|placed| placed.head.name == name);
         let placed = placed.unwrap_or_else(|| panic!("the trained network has no head {name}"));
         assert!(placed.staged().is_empty(), "the head {name} has statistics over the batch");
-        for number in placed.in_graph() {
-            let leaves = &leaves[&number];
+        for index in placed.in_graph() {
+            let leaves = &leaves[&index];
             let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
-            let (unit, _) = self.network.computed_unit(number);
+            let (unit, _) = self.network.computed_unit(index);
             groups = unit.forward(0, groups, &cx).features;
         }
         by_image(&groups[0], n)
@@ -252,14 +252,14 @@ impl<'a> HeadPass<'a> {
                 (None, Some(name)) => outputs[name].clone(),
                 (None, None) => input.features.iter().map(|group| vec![head.reads.select(group)]).collect(),
             };
-            for (number, unit) in placed.in_graph().zip(&head.units[placed.staged().len()..]) {
-                if number + 1 == placed.in_graph().end {
+            for (index, unit) in placed.in_graph().zip(&head.units[placed.staged().len()..]) {
+                if index + 1 == placed.in_graph().end {
                     sizes = split_parts(&sizes);
                 }
                 sizes = apply_to_parts(sizes, |parts| {
                     let mut outputs = Parts::with_capacity(parts.len());
                     for part in parts {
-                        let leaves = &leaves[&number].used_on(&part.x);
+                        let leaves = &leaves[&index].used_on(&part.x);
                         let cx =
                             Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
                         outputs.extend(unit.forward(0, vec![part], &cx).features);
@@ -293,10 +293,10 @@ impl<'a> HeadPass<'a> {
 /// Returns the inputs of the graphs, by micro-batch.
 pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) -> Vec<GraphInput> {
     let mut inputs = Vec::with_capacity(features.len());
-    for (number, batch) in features.iter().enumerate() {
+    for (index, batch) in features.iter().enumerate() {
         let mut staged = BTreeMap::new();
         for head in heads {
-            staged.insert(head.placed.head.name, head.batches[number].concat());
+            staged.insert(head.placed.head.name, head.batches[index].concat());
         }
         inputs.push(GraphInput { features: in_f32(batch.concat()), staged });
     }

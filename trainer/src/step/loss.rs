@@ -7,9 +7,9 @@ use burn_tensor::{Gradients, Tensor};
 use kernels::device::host::add;
 use networks::features::{Features, HeadOutputs, Outputs};
 use ranks::EngineError;
+use ranks::in_flight::GatherQueue;
 use ranks::ordered;
 use ranks::peers::Peers;
-use ranks::prefetch::GatherQueue;
 use ranks::wire::Wire;
 
 use super::batch::MicroBatch;
@@ -28,7 +28,7 @@ pub(super) struct LossResult {
     pub(super) scalars: Vec<Scalars>,
     /// Gradients at the backbone's outputs, by micro-batch.
     pub(super) grads: Vec<SlicedGrads>,
-    /// Flat gradients of the heads' units, by number of the unit.
+    /// Flat gradients of the heads' units, by index of the unit.
     pub(super) param_grads: BTreeMap<usize, Tensor<1>>,
     /// Values that the method needs after the step, by name.
     pub(super) observed: Vec<(&'static str, Tensor<1>)>,
@@ -50,7 +50,7 @@ pub(super) struct Scoring<'a> {
     pub(super) columns: ColumnPass<'a>,
     /// Passes that take micro-batches through staged units of heads.
     pub(super) passes: Passes<'a>,
-    /// Number of the step.
+    /// Index of the step.
     pub(super) step: u64,
     /// Type in which gradients of heads are sent.
     pub(super) wire: Wire,
@@ -62,7 +62,7 @@ struct GraphGrads {
     features: SlicedGrads,
     /// Gradients at the outputs of staged units, by head.
     staged: Vec<SlicedGrads>,
-    /// Gradients with respect to the parameters in the graph, by number of the unit.
+    /// Gradients with respect to the parameters in the graph, by index of the unit.
     flats: Vec<Tensor<1>>,
 }
 
@@ -72,7 +72,7 @@ struct GraphSums {
     scalars: Vec<Scalars>,
     /// Gradients at the outputs of staged units, by head and micro-batch.
     staged: Vec<Vec<SlicedGrads>>,
-    /// Sums of the gradients with respect to the parameters in the graphs, by number of the unit.
+    /// Sums of the gradients with respect to the parameters in the graphs, by index of the unit.
     flats: BTreeMap<usize, Tensor<1>>,
 }
 
@@ -156,27 +156,20 @@ impl<'a> Scoring<'a> {
         let mut scalars = Scalars::new(self.peers.n_micro_batches());
         let flat_grads = ordered::fold(
             batches.len(),
-            &mut |number: usize| {
-                let graph = self.run_graph(
-                    number,
-                    &inputs[number],
-                    &batches[number],
-                    heads,
-                    flats,
-                    loss,
-                    &mut scalars,
-                );
-                grads[number] = graph.features;
+            &mut |index: usize| {
+                let graph =
+                    self.run_graph(index, &inputs[index], &batches[index], heads, flats, loss, &mut scalars);
+                grads[index] = graph.features;
                 for (head_grads, graph_grads) in staged.iter_mut().zip(graph.staged) {
-                    head_grads[number] = graph_grads;
+                    head_grads[index] = graph_grads;
                 }
                 graph.flats
             },
             &add_all,
         );
         let undivided = self.network.net.heads().filter(|placed| !placed.is_divided());
-        let numbers = undivided.flat_map(|placed| placed.in_graph());
-        let flats = numbers.zip(flat_grads).collect();
+        let indices = undivided.flat_map(|placed| placed.in_graph());
+        let flats = indices.zip(flat_grads).collect();
         (GraphSums { scalars: vec![scalars], staged, flats }, grads)
     }
 
@@ -201,11 +194,11 @@ impl<'a> Scoring<'a> {
         Ok(())
     }
 
-    /// Runs the graph of micro-batch `number` forwards and backwards.
+    /// Runs the graph of micro-batch `index` forwards and backwards.
     #[allow(clippy::too_many_arguments)]
     fn run_graph(
         &self,
-        number: usize,
+        index: usize,
         input: &GraphInput,
         batch: &MicroBatch,
         heads: &[StagedHead<'_>],
@@ -220,7 +213,7 @@ impl<'a> Scoring<'a> {
         };
         let head_outputs = self.heads().undivided_outputs(&input, &leaves, self.columns.batch.n_images);
         let trained = Outputs { features: input.features.clone(), heads: head_outputs };
-        let scored = loss.micro_batch_loss(number, &trained);
+        let scored = loss.micro_batch_loss(index, &trained);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         drop(trained);
         let mut grads = scored.loss.backward();
@@ -228,7 +221,7 @@ impl<'a> Scoring<'a> {
         let mut staged = Vec::with_capacity(heads.len());
         for head in heads {
             let head_grads = take_gradients(&input.staged[head.placed.head.name], &mut grads);
-            staged.push(head.batches[number].split_gradients(&head_grads));
+            staged.push(head.batches[index].split_gradients(&head_grads));
         }
         let flats = leaves.values().map(|leaves| leaves.gradient(&mut grads)).collect();
         GraphGrads { features, staged, flats }

@@ -13,8 +13,8 @@
 //! another while it is gathered: a unit that is recomputed in the backward pass holds the graph of
 //! one micro-batch at a time, and weights and gradients are sent once per step, whatever the number
 //! of micro-batches. Units that keep their graph keep those of all micro-batches. All gathers of a
-//! step are in one list, in order ([`GatherQueue`](ranks::prefetch::GatherQueue)), so that the next
-//! unit is gathered while one computes.
+//! step are in one list, in order ([`GatherQueue`](ranks::in_flight::GatherQueue)), so that the
+//! next unit is gathered while one computes.
 
 mod agreement;
 pub(crate) mod backbone;
@@ -22,6 +22,7 @@ mod batch;
 mod columns;
 mod config;
 mod draws;
+pub(crate) mod events;
 mod execution;
 mod heads;
 mod inferred;
@@ -32,7 +33,6 @@ mod phases;
 pub mod precision;
 mod report;
 mod scalars;
-pub(crate) mod schedule;
 pub(crate) mod segments;
 mod sharded;
 mod state;

@@ -11,7 +11,7 @@ use networks::layout::UnitLayout;
 use networks::patches::PixelInput;
 use networks::unit::Unit;
 
-use super::schedule::NetworkUnits;
+use super::events::NetworkUnits;
 use super::state::NetworkState;
 use crate::method::network::{Backbone, NetworkSpec, SeenViews, UpdateRule};
 use crate::optim::follow::{Follower, follow};
@@ -22,7 +22,7 @@ use crate::schedule::ScheduledValues;
 pub(crate) struct Nets {
     /// Networks in the order of their shards.
     pub(crate) list: Vec<Net>,
-    /// Number of the trained network.
+    /// Index of the trained network.
     pub(crate) trained: usize,
     /// Distinct pixel inputs of the networks.
     pub(crate) inputs: Vec<PixelInput>,
@@ -36,7 +36,7 @@ pub(crate) struct Division {
     pub(crate) max_numel: Option<usize>,
     /// Number of parts of the columns of divided heads.
     pub(crate) n_column_parts: usize,
-    /// Number of the part that this rank computes.
+    /// Index of the part that this rank computes.
     pub(crate) column: usize,
 }
 
@@ -48,19 +48,19 @@ pub(crate) struct Net {
     pub(crate) update_rule: UpdateRule,
     /// Views that the network sees.
     pub(crate) seen_views: Vec<SeenViews>,
-    /// Number of the network's pixel input in [`Nets::inputs`].
+    /// Index of the network's pixel input in [`Nets::inputs`].
     pub(crate) input: usize,
     /// Whether the backbone is the recipe's.
     pub(crate) has_recipe_backbone: bool,
     /// Units of the backbone, of which large ones are divided.
     pub(crate) backbone: Vec<Box<dyn Unit>>,
-    /// Number of the undivided unit of each unit of the backbone.
+    /// Index of the undivided unit of each unit of the backbone.
     pub(crate) undivided: Vec<usize>,
     /// Heads of the network.
     heads: Vec<Head>,
     /// Number of units of each head that run in the passes of a step.
     n_staged: Vec<usize>,
-    /// Parts of the last units of divided heads that a rank computes, by number of the unit.
+    /// Parts of the last units of divided heads that a rank computes, by index of the unit.
     parts: BTreeMap<usize, ColumnPart>,
     /// Number of parts into which the columns of a divided head are divided.
     n_column_parts: usize,
@@ -72,8 +72,8 @@ pub(crate) struct ColumnPart {
     pub(crate) unit: Box<dyn Unit>,
     /// Layout of the part's buffer.
     pub(crate) layout: UnitLayout,
-    /// Number of the part.
-    pub(crate) number: usize,
+    /// Index of the part.
+    pub(crate) index: usize,
 }
 
 /// A unit of a network, and the module that it belongs to.
@@ -81,16 +81,16 @@ pub(crate) struct ColumnPart {
 pub(crate) struct ListedUnit<'a> {
     /// The unit.
     pub(crate) unit: &'a dyn Unit,
-    /// Number of its module: the backbone is 0, heads follow.
+    /// Index of its module: the backbone is 0, heads follow.
     pub(crate) module: usize,
 }
 
-/// A head, and the numbers of its units in the list of its network.
+/// A head, and the indices of its units in the list of its network.
 #[derive(Clone, Copy)]
 pub(crate) struct PlacedHead<'a> {
     /// The head.
     pub(crate) head: &'a Head,
-    /// Number of its first unit.
+    /// Index of its first unit.
     first: usize,
     /// Number of units that run in the passes of a step.
     n_staged: usize,
@@ -109,12 +109,12 @@ impl PlacedHead<'_> {
         self.is_divided || !self.staged().is_empty()
     }
 
-    /// Returns the numbers of the units that run in the passes of a step.
+    /// Returns the indices of the units that run in the passes of a step.
     pub(crate) fn staged(&self) -> std::ops::Range<usize> {
         self.first..self.first + self.n_staged
     }
 
-    /// Returns the numbers of the units in the graph of the loss.
+    /// Returns the indices of the units in the graph of the loss.
     pub(crate) fn in_graph(&self) -> std::ops::Range<usize> {
         self.staged().end..self.first + self.head.units.len()
     }
@@ -133,11 +133,11 @@ impl Nets {
         let mut list = Vec::with_capacity(specs.len());
         for spec in specs {
             let pixel_input = spec.input(input.clone());
-            let number = inputs.iter().position(|known| *known == pixel_input).unwrap_or(inputs.len());
-            if number == inputs.len() {
+            let index = inputs.iter().position(|known| *known == pixel_input).unwrap_or(inputs.len());
+            if index == inputs.len() {
                 inputs.push(pixel_input);
             }
-            list.push(Net::new(spec, model, number, division));
+            list.push(Net::new(spec, model, index, division));
         }
         let trained = list.iter().position(|net| net.update_rule == UpdateRule::Gradient);
         // Every method's list was checked with the plan.
@@ -150,14 +150,14 @@ impl Nets {
         &self.list[self.trained]
     }
 
-    /// Returns the other networks, with their numbers.
+    /// Returns the other networks, with their indices.
     pub(crate) fn others(&self) -> impl Iterator<Item = (usize, &Net)> {
-        self.list.iter().enumerate().filter(|(number, _)| *number != self.trained)
+        self.list.iter().enumerate().filter(|(index, _)| *index != self.trained)
     }
 
-    /// Returns the numbers of the other networks that see views.
+    /// Returns the indices of the other networks that see views.
     pub(crate) fn others_with_views(&self) -> impl Iterator<Item = usize> {
-        self.others().filter(|(_, net)| !net.seen_views.is_empty()).map(|(number, _)| number)
+        self.others().filter(|(_, net)| !net.seen_views.is_empty()).map(|(index, _)| index)
     }
 
     /// Returns whether a device that skips an update skips all of it: at most one network follows
@@ -207,14 +207,14 @@ impl Nets {
         }
         optimizer.step(&mut shards, grads, clip, scheduled_values, followers);
         networks[self.trained].shards = shards;
-        for (number, net) in self.list.iter().enumerate() {
+        for (index, net) in self.list.iter().enumerate() {
             let Some((source, decay)) = net.update_rule.source_and_decay(next_step) else { continue };
             if source == trained {
                 continue;
             }
             let Some(leader) = self.position(source) else { continue };
             let leaders = networks[leader].shards.clone();
-            for shard in &mut networks[number].shards {
+            for shard in &mut networks[index].shards {
                 let leader = leaders.iter().find(|leader| leader.layout.name == shard.layout.name);
                 if let Some(leader) = leader {
                     let is_rounded = shard.is_rounded;
@@ -224,7 +224,7 @@ impl Nets {
         }
     }
 
-    /// Returns the number of the network `name`.
+    /// Returns the index of the network `name`.
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         self.list.iter().position(|net| net.name == name)
     }
@@ -237,7 +237,7 @@ impl Net {
         let mut undivided = Vec::new();
         for part in divided(spec.units(model), division.max_numel) {
             backbone.push(part.unit);
-            undivided.push(part.number);
+            undivided.push(part.index);
         }
         let has_recipe_backbone = spec.backbone == Backbone::Recipe;
         let NetworkSpec { name, heads, sees, update_rule, .. } = spec;
@@ -251,7 +251,7 @@ impl Net {
                 // The plan was checked with the method's heads.
                 let unit = part.expect("a unit whose columns can be divided");
                 let layout = unit.layout(1);
-                parts.insert(last - 1, ColumnPart { unit, layout, number: division.column });
+                parts.insert(last - 1, ColumnPart { unit, layout, index: division.column });
             }
         }
         Self {
@@ -269,14 +269,14 @@ impl Net {
         }
     }
 
-    /// Returns the part of unit `number` that a rank computes; `None` if it computes all of it.
-    pub(crate) fn part(&self, number: usize) -> Option<&ColumnPart> {
-        self.parts.get(&number)
+    /// Returns the part of unit `index` that a rank computes; `None` if it computes all of it.
+    pub(crate) fn part(&self, index: usize) -> Option<&ColumnPart> {
+        self.parts.get(&index)
     }
 
     /// Returns the layouts of the buffers of all units, over shard groups of `group_size` ranks.
     pub(crate) fn layouts(&self, group_size: usize) -> impl Iterator<Item = UnitLayout> {
-        self.units().enumerate().map(move |(number, listed)| match self.part(number) {
+        self.units().enumerate().map(move |(index, listed)| match self.part(index) {
             Some(_) => listed.unit.layout_by_columns(self.n_column_parts, group_size),
             None => listed.unit.layout(group_size),
         })
@@ -295,7 +295,7 @@ impl Net {
         !self.parts.is_empty()
     }
 
-    /// Returns the numbers of the view sizes that the network sees.
+    /// Returns the indices of the view sizes that the network sees.
     pub(crate) fn sizes(&self) -> Vec<usize> {
         self.seen_views.iter().map(|views| views.size).collect()
     }
@@ -308,17 +308,17 @@ impl Net {
         backbone.chain(heads).map(|(unit, module)| ListedUnit { unit: unit.as_ref(), module })
     }
 
-    /// Returns unit `number` of the list.
-    pub(crate) fn unit(&self, number: usize) -> &dyn Unit {
-        self.units().nth(number).expect("numbers come from the list").unit
+    /// Returns unit `index` of the list.
+    pub(crate) fn unit(&self, index: usize) -> &dyn Unit {
+        self.units().nth(index).expect("numbers come from the list").unit
     }
 
-    /// Returns whether unit `number` belongs to the backbone.
-    pub(crate) fn is_backbone(&self, number: usize) -> bool {
-        number < self.backbone.len()
+    /// Returns whether unit `index` belongs to the backbone.
+    pub(crate) fn is_backbone(&self, index: usize) -> bool {
+        index < self.backbone.len()
     }
 
-    /// Returns the heads with the numbers of their units.
+    /// Returns the heads with the indices of their units.
     pub(crate) fn heads(&self) -> impl Iterator<Item = PlacedHead<'_>> {
         let with_staged = self.heads.iter().zip(&self.n_staged);
         with_staged.scan(self.backbone.len(), |next, (head, n_staged)| {

@@ -5,7 +5,7 @@
 //! run in parallel on workers. Between two stages the local sums are totaled over slices in
 //! sequence, over micro-batches in the order of the tree ([`ranks::ordered`]) and over ranks; in
 //! the backward pass the gradients at the totals are summed in the same way, so that the
-//! vector-Jacobian product is that of the whole batch.
+//! vector-Jacobian product is the product of the whole batch.
 //!
 //! A unit of several stages that does not keep its graph keeps its input and the totals, and runs
 //! again as a whole, for all micro-batches: no stage can run its backward pass before the next has
@@ -32,7 +32,7 @@ pub(crate) struct Passes<'p> {
     pub(crate) workers: &'p Workers,
     /// Sets of view sizes that share statistics.
     pub(crate) sets: &'p StatSets,
-    /// Groups of micro-batches that share statistics: number `p` is in group `p mod G`.
+    /// Groups of micro-batches that share statistics: micro-batch `p` is in group `p mod G`.
     pub(crate) n_stat_groups: usize,
     /// Types of numbers.
     pub(crate) types: Types,
@@ -197,11 +197,11 @@ impl<'p> Passes<'p> {
                 on_sent()?;
             }
             let mut sums = Vec::with_capacity(batches.len());
-            for (number, batch) in batches.iter_mut().enumerate() {
-                let totals = self.group_totals(&totals_by_stage[stage], number);
+            for (index, batch) in batches.iter_mut().enumerate() {
+                let totals = self.group_totals(&totals_by_stage[stage], index);
                 let inputs = std::mem::take(&mut batch.slices);
                 let outputs = self.workers.map(inputs, |i, input| {
-                    let draws = draws.map_or(&empty, |draws| &draws[number][i]);
+                    let draws = draws.map_or(&empty, |draws| &draws[index][i]);
                     unit.infer(input, self.stage_args(stage, draws, totals))
                 });
                 let (slices, batch_sums) = split_outputs(outputs);
@@ -282,8 +282,8 @@ impl<'p> Passes<'p> {
             let mut records = Vec::new();
             // The input of the first stage may not depend on parameters; those of later stages do.
             let wants_input = wants_input || stage > 0;
-            for (number, (batch, draws)) in batches.iter_mut().zip(draws).enumerate() {
-                let group_totals = self.group_totals(&totals, number);
+            for (index, (batch, draws)) in batches.iter_mut().zip(draws).enumerate() {
+                let group_totals = self.group_totals(&totals, index);
                 let inputs = std::mem::take(&mut batch.slices);
                 let results = self.workers.map(inputs, |i, input| {
                     let args = self.stage_args(stage, &draws[i], group_totals);
@@ -331,19 +331,19 @@ impl<'p> Passes<'p> {
             let mut total_grads = vec![Vec::new(); records.len()];
             let stage_params = ordered::fold(
                 draws.len(),
-                &mut |number: usize| {
-                    let records = std::mem::take(&mut records[number]);
-                    let totals = self.group_totals(&totals, number);
-                    let sums = self.group_totals(&sum_grads, number);
-                    let inputs = records.into_iter().zip(std::mem::take(&mut grads[number])).collect();
+                &mut |index: usize| {
+                    let records = std::mem::take(&mut records[index]);
+                    let totals = self.group_totals(&totals, index);
+                    let sums = self.group_totals(&sum_grads, index);
+                    let inputs = records.into_iter().zip(std::mem::take(&mut grads[index])).collect();
                     let results = self.workers.map(inputs, |i, (record, features)| {
-                        let args = self.stage_args(stage, &draws[number][i], totals);
+                        let args = self.stage_args(stage, &draws[index][i], totals);
                         unit.backward(record, OutputGrads { features, sums }, args, wants_input)
                     });
                     let mut batch_params: Option<ParamGrads> = None;
                     for InputGrads { features, totals, params } in results {
-                        grads[number].push(features);
-                        total_grads[number].push(totals);
+                        grads[index].push(features);
+                        total_grads[index].push(totals);
                         batch_params = Some(accumulate(batch_params, params));
                     }
                     batch_params.expect("a micro-batch has at least one slice")
@@ -386,15 +386,15 @@ impl<'p> Passes<'p> {
         StageArgs { stage, draws, totals, sets: self.sets, types: self.types }
     }
 
-    /// Returns the number of the group of this rank's micro-batch `number`.
-    fn stat_group(&self, number: usize) -> usize {
+    /// Returns the index of the group of this rank's micro-batch `index`.
+    fn stat_group(&self, index: usize) -> usize {
         let topology = self.comm.topology();
-        (number * topology.world_size + topology.data_rank()) % self.n_stat_groups
+        (index * topology.world_size + topology.data_rank()) % self.n_stat_groups
     }
 
-    /// Returns the totals of the group of micro-batch `number`.
-    fn group_totals<'t>(&self, totals: &'t Totals, number: usize) -> &'t [Tensor<1>] {
-        totals.get(self.stat_group(number)).map_or(&[], Vec::as_slice)
+    /// Returns the totals of the group of micro-batch `index`.
+    fn group_totals<'t>(&self, totals: &'t Totals, index: usize) -> &'t [Tensor<1>] {
+        totals.get(self.stat_group(index)).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the sums over slices, micro-batches and ranks; `sums` holds those of each
@@ -412,7 +412,7 @@ impl<'p> Passes<'p> {
         let n_groups = self.n_stat_groups;
         let device = first[0].device();
         let mut batch_sums: Vec<Tensor<1>> = Vec::with_capacity(sums.len());
-        for (number, slices) in sums.iter().enumerate() {
+        for (index, slices) in sums.iter().enumerate() {
             let sum = slices
                 .iter()
                 .map(|sets| Tensor::cat(sets.clone(), 0))
@@ -422,7 +422,7 @@ impl<'p> Passes<'p> {
                 batch_sums.push(sum);
                 continue;
             }
-            let group = self.stat_group(number);
+            let group = self.stat_group(index);
             let before = Tensor::zeros([group * len], &device);
             let after = Tensor::zeros([(n_groups - 1 - group) * len], &device);
             batch_sums.push(Tensor::cat(vec![before, sum, after], 0));

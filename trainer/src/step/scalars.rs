@@ -82,8 +82,8 @@ impl Scalars {
     fn sums(&self, values: &mut impl Iterator<Item = Vec<f32>>) -> (FixedPoint, FixedGauges) {
         let mut sums = vec![FixedPoint::default(); 1 + self.names.len()];
         let n_sums = sums.len();
-        for (number, value) in values.by_ref().take(self.values.len()).enumerate() {
-            sums[number % n_sums].add(f64::from(value[0]) / self.n_micro_batches as f64);
+        for (index, value) in values.by_ref().take(self.values.len()).enumerate() {
+            sums[index % n_sums].add(f64::from(value[0]) / self.n_micro_batches as f64);
         }
         let gauges = self.names.iter().copied().zip(sums[1..].iter().copied()).collect();
         (sums[0], gauges)

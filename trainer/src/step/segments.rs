@@ -30,12 +30,12 @@ impl Segments {
     /// Returns the units of each segment, from the first one.
     pub(crate) fn ranges(self) -> impl DoubleEndedIterator<Item = Range<usize>> {
         (0..self.n_units.div_ceil(self.len))
-            .map(move |number| number * self.len..((number + 1) * self.len).min(self.n_units))
+            .map(move |index| index * self.len..((index + 1) * self.len).min(self.n_units))
     }
 
-    /// Returns whether unit `number` keeps its input.
-    pub(crate) fn keeps_input(self, number: usize) -> bool {
-        number >= self.n_units || number.is_multiple_of(self.len)
+    /// Returns whether unit `index` keeps its input.
+    pub(crate) fn keeps_input(self, index: usize) -> bool {
+        index >= self.n_units || index.is_multiple_of(self.len)
     }
 }
 
@@ -47,7 +47,7 @@ mod tests {
     fn segments_cover_the_units_without_graph() {
         let segments = Segments::new(9, 2, 3);
         assert_eq!(segments.ranges().collect::<Vec<_>>(), [0..3, 3..6, 6..7]);
-        let kept: Vec<usize> = (0..9).filter(|number| segments.keeps_input(*number)).collect();
+        let kept: Vec<usize> = (0..9).filter(|index| segments.keeps_input(*index)).collect();
         assert_eq!(kept, [0, 3, 6, 7, 8]);
         assert_eq!(Segments::new(3, 9, 2).ranges().count(), 0);
     }

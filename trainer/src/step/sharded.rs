@@ -28,7 +28,7 @@ pub(super) struct ShardedNet<'a> {
 pub(super) struct Observation {
     /// Name of the network.
     pub(super) network: &'static str,
-    /// Number of the unit.
+    /// Index of the unit.
     pub(super) unit: usize,
     /// Name of the parameter.
     pub(super) param: String,
@@ -43,7 +43,7 @@ pub(super) struct Observation {
 
 /// Elements of a shard that an observation is written to.
 struct Target {
-    /// Number of the network.
+    /// Index of the network.
     network: usize,
     /// First element within the shard.
     start: usize,
@@ -55,9 +55,9 @@ struct Target {
 
 /// Values of a shard before an observation was written over them.
 pub(super) struct Overwritten {
-    /// Number of the network.
+    /// Index of the network.
     network: usize,
-    /// Number of the unit.
+    /// Index of the unit.
     unit: usize,
     /// First element within the shard.
     start: usize,
@@ -99,11 +99,11 @@ impl Observation {
         precision: Precision,
         device: &Device,
     ) {
-        let Some(Target { network: number, start, end, first }) = self.target(nets, networks) else { return };
+        let Some(Target { network: index, start, end, first }) = self.target(nets, networks) else { return };
         let Self { unit, values, before, .. } = self;
-        let shard = &mut networks[number].shards[unit];
+        let shard = &mut networks[index].shards[unit];
         let Precision { gather, head_gather, .. } = precision;
-        let wire = if nets.list[number].is_backbone(unit) { gather } else { head_gather };
+        let wire = if nets.list[index].is_backbone(unit) { gather } else { head_gather };
         let range = first..first + end - start;
         let mut values = in_f32(values).slice(range.clone()).to_device(device);
         if wire != Wire::F32 {
@@ -116,41 +116,41 @@ impl Observation {
 }
 
 impl<'a> ShardedNet<'a> {
-    /// Returns the name of unit `number`.
-    pub(super) fn unit_name(&self, number: usize) -> &'a str {
-        &self.shards[number].layout.name
+    /// Returns the name of unit `index`.
+    pub(super) fn unit_name(&self, index: usize) -> &'a str {
+        &self.shards[index].layout.name
     }
 
-    /// Returns the part of unit `number` that this rank computes, and the layout of its buffer.
-    pub(super) fn computed_unit(&self, number: usize) -> (&'a dyn Unit, &'a UnitLayout) {
-        match self.net.part(number) {
+    /// Returns the part of unit `index` that this rank computes, and the layout of its buffer.
+    pub(super) fn computed_unit(&self, index: usize) -> (&'a dyn Unit, &'a UnitLayout) {
+        match self.net.part(index) {
             Some(part) => (part.unit.as_ref(), &part.layout),
-            None => (self.net.unit(number), &self.shards[number].layout),
+            None => (self.net.unit(index), &self.shards[index].layout),
         }
     }
 
-    /// Returns the extent of the part of unit `number` that this rank computes.
-    pub(super) fn extent(&self, number: usize) -> Extent {
-        if self.net.part(number).is_some() { Extent::Columns } else { Extent::Whole }
+    /// Returns the extent of the part of unit `index` that this rank computes.
+    pub(super) fn extent(&self, index: usize) -> Extent {
+        if self.net.part(index).is_some() { Extent::Columns } else { Extent::Whole }
     }
 
-    /// Returns unit `number` with its gathered weights.
-    pub(super) fn gathered<'f>(&self, number: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f>
+    /// Returns unit `index` with its gathered weights.
+    pub(super) fn gathered<'f>(&self, index: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f>
     where
         'a: 'f,
     {
-        let shard = &self.shards[number];
+        let shard = &self.shards[index];
         // The shard's copy can be used if the shard is the whole unit and was gathered in f32.
         let is_whole = shard.len() == shard.layout.padded && flat.dtype() == DType::F32;
         let in_bf16 = if is_whole { shard.weights.in_bf16() } else { None };
-        Gathered { unit: self.net.unit(number), layout: &shard.layout, flat, in_bf16 }
+        Gathered { unit: self.net.unit(index), layout: &shard.layout, flat, in_bf16 }
     }
 
-    /// Returns the new values of the running parameters of unit `number`, given the totals that
-    /// each of its stages but the first received.
+    /// Returns the new values of the running parameters of unit `index`, given the totals that each
+    /// of its stages but the first received.
     pub(super) fn observed(
         &self,
-        number: usize,
+        index: usize,
         unit: Gathered<'_, '_>,
         totals: &[Vec<Tensor<1>>],
         passes: Passes<'_>,
@@ -167,7 +167,7 @@ impl<'a> ShardedNet<'a> {
             // A slice would keep the memory of the whole gathered unit until the end of the step.
             let before = in_f32(slice).mul_scalar(1.0);
             let network = self.net.name;
-            observations.push(Observation { network, unit: number, param, values, before, first: 0 });
+            observations.push(Observation { network, unit: index, param, values, before, first: 0 });
         }
         observations
     }

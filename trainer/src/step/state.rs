@@ -5,7 +5,7 @@ use crate::optim::state::UnitShard;
 
 /// State that changes during training.
 pub struct TrainState {
-    /// Number of steps taken, which is the number of the next step.
+    /// Number of steps taken, which is the index of the next step.
     pub step: u64,
     /// Number of global batches skipped after a rollback: the next batch is `step +
     /// skipped_batches`.

@@ -43,7 +43,7 @@ pub(crate) struct Graph<'a> {
 /// Arguments of a stage other than its input.
 #[derive(Clone, Copy)]
 pub(crate) struct StageArgs<'s> {
-    /// Number of the stage.
+    /// Index of the stage.
     pub(crate) stage: usize,
     pub(crate) draws: &'s Draws,
     /// Totals of the previous stage.

@@ -18,8 +18,8 @@ use ranks::EngineError;
 use ranks::collectives;
 use ranks::column_group::ColumnGroup;
 use ranks::communicator::Communicator;
+use ranks::in_flight::{GatherQueue, ReductionQueue};
 use ranks::peers::Peers;
-use ranks::prefetch::{GatherQueue, ReductionQueue};
 use ranks::topology::{Extent, Topology};
 use ranks::wire::Wire;
 
@@ -28,6 +28,7 @@ use super::batch::{MicroBatch, SlicedImages};
 use super::columns::{ColumnPass, GroupBatch};
 use super::config::StepConfig;
 use super::draws::StepDraws;
+use super::events::Schedule;
 use super::execution::{Execution, RunningNetwork, StepInputs, StepResults};
 use super::heads::HeadPass;
 use super::loss::Scoring;
@@ -36,7 +37,6 @@ use super::pass::Passes;
 use super::phases::{Clock, Phases};
 use super::report::{Gradients, StepReport};
 use super::scalars::Scalars;
-use super::schedule::Schedule;
 use super::segments::Segments;
 use super::sharded::{Observation, Overwritten, ShardedNet};
 use super::state::{NetworkState, TrainState};
@@ -195,8 +195,8 @@ impl Trainer {
         &self.state.networks[self.nets.trained].shards
     }
 
-    /// Gathers the buffer of `unit`, `[padded]`, of which this rank holds `shard`. All ranks of a
-    /// shard group call it.
+    /// Gathers the flat buffer of `unit`, `[padded]`, from this rank's `shard` and those of its
+    /// shard group. All ranks of the group call it.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -270,7 +270,7 @@ impl Trainer {
         let waited = self.comm.waited();
         let mut clock = Clock::start(self.timed.clone());
         let mut phases = Phases::default();
-        let networks = self.nets.others_with_views().map(|number| self.sharded(number));
+        let networks = self.nets.others_with_views().map(|index| self.sharded(index));
         let other_networks: Vec<ShardedNet<'_>> = networks.collect();
         let trained = self.sharded(self.nets.trained);
         let other_sets: Vec<NetworkSets> =
@@ -325,7 +325,7 @@ impl Trainer {
 
     /// Returns the order of a step.
     fn schedule(&self) -> Schedule {
-        let others = self.nets.others_with_views().map(|number| self.nets.list[number].n_units());
+        let others = self.nets.others_with_views().map(|index| self.nets.list[index].n_units());
         let trained = self.nets.list[self.nets.trained].n_units();
         let StepConfig { n_kept_graphs, segment_len, sharding, .. } = self.config;
         let segments = Segments::new(trained.n_backbone, n_kept_graphs, segment_len);
@@ -367,9 +367,9 @@ impl Trainer {
         ColumnGroup::new(&self.comm, self.config.share(self.topology()).n_micro_batches)
     }
 
-    /// Returns network `number` with its shards.
-    fn sharded(&self, number: usize) -> ShardedNet<'_> {
-        ShardedNet { net: &self.nets.list[number], shards: &self.state.networks[number].shards }
+    /// Returns network `index` with its shards.
+    fn sharded(&self, index: usize) -> ShardedNet<'_> {
+        ShardedNet { net: &self.nets.list[index], shards: &self.state.networks[index].shards }
     }
 
     /// Returns the random numbers of this step for `n_images` images of this rank.

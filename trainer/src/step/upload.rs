@@ -63,8 +63,8 @@ impl BatchUploader {
     pub fn send(&self, batch: &Batch) -> DeviceBatch {
         let sizes_px = self.sizes_px(batch);
         let mut batches = Vec::with_capacity(self.n_micro_batches);
-        for number in 0..self.n_micro_batches {
-            let images = batch.samples.iter().skip(number).step_by(self.n_micro_batches);
+        for index in 0..self.n_micro_batches {
+            let images = batch.samples.iter().skip(index).step_by(self.n_micro_batches);
             let mut groups = Vec::with_capacity(sizes_px.len());
             for (group, size_px) in sizes_px.iter().enumerate() {
                 let views: Vec<&[u8]> =
@@ -152,14 +152,14 @@ impl BatchUploader {
     /// networks.
     pub(crate) fn micro_batches_from_device(&self, batch: DeviceBatch) -> Vec<Vec<MicroBatch>> {
         let mut by_input = Vec::with_capacity(self.inputs.len());
-        for (number, input) in self.inputs.iter().enumerate() {
+        for (index, input) in self.inputs.iter().enumerate() {
             let mut batches = Vec::with_capacity(batch.batches.len());
             for groups in &batch.batches {
                 let mut slice = Groups::with_capacity(groups.len());
                 for (views, size_px) in groups.iter().zip(&batch.sizes_px) {
                     let x = match views {
                         DeviceViews::Bytes(bytes) => input.vectors_on_device(bytes.as_ref().clone()),
-                        DeviceViews::Vectors(vectors) => vectors[number].clone(),
+                        DeviceViews::Vectors(vectors) => vectors[index].clone(),
                     };
                     slice.push(input.on_grid(x, *size_px));
                 }

@@ -1,12 +1,12 @@
 //! Gathers of a step: the weights of each unit, in the order of the schedule.
 
 use burn_tensor::DType;
-use ranks::prefetch::GatherRequest;
+use ranks::in_flight::GatherRequest;
 use ranks::wire::Wire;
 
+use super::events::{Event, Schedule, StepNetwork};
 use super::execution::RunningNetwork;
 use super::precision::Precision;
-use super::schedule::{Event, Schedule, StepNetwork};
 use super::sharded::ShardedNet;
 
 /// Returns all gathers of `schedule`, in order.
@@ -20,7 +20,7 @@ pub(super) fn gather_requests<'a>(
     for event in schedule.events() {
         if let Event::Gather { network, unit, is_kept } = event {
             let network = match network {
-                StepNetwork::Other(number) => others[number].network,
+                StepNetwork::Other(index) => others[index].network,
                 StepNetwork::Trained => trained.network,
             };
             requests.push(request(network, unit, is_kept, precision));

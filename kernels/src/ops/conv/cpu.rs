@@ -18,9 +18,9 @@ use super::channels::{Channels, transpose};
 use super::geometry::Geometry;
 use super::grouped::{self, Part};
 use super::phases::Phase;
+use crate::ops::cpu_product::{RunSizes, Start, product_into, product_of_runs};
 use crate::ops::gemm::Mat;
 use crate::ops::number::Number;
-use crate::ops::product::{RunSizes, Start, product_into, product_of_runs};
 
 /// Elements of a block of windows, which fits the cache of a core.
 const BLOCK: usize = 1 << 18;
@@ -78,7 +78,7 @@ fn forward_in_runs<T: Number, W: Number>(
             |window: usize, put: &mut dyn FnMut(usize, _)| {
                 geometry.for_each_row(window..window + 1, |_, tap, n| {
                     for i in 0..n {
-                        put(tap.number + i, &x[(tap.cell + i) * channels.input + group * c..]);
+                        put(tap.index + i, &x[(tap.cell + i) * channels.input + group * c..]);
                     }
                 });
             },
@@ -202,7 +202,7 @@ fn gather_windows<T: Number>(
         block.fill(T::default());
     }
     geometry.for_each_row(windows, |window, tap, n| {
-        let to = window * k + tap.number * c;
+        let to = window * k + tap.index * c;
         if channels.groups == 1 {
             block[to..to + n * c].copy_from_slice(&x[tap.cell * c..(tap.cell + n) * c]);
             return;
@@ -235,7 +235,7 @@ mod tests {
                     let first = out / o * c;
                     let gx = &mut gx[(tap.cell + i) * channels.input + first..][..c];
                     for (input, gx) in gx.iter_mut().enumerate() {
-                        let weight = weight[(out * c + input) * n_taps + tap.number + i];
+                        let weight = weight[(out * c + input) * n_taps + tap.index + i];
                         *gx += grad[window * channels.output + out] * weight;
                     }
                 }

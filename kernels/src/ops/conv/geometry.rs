@@ -23,7 +23,7 @@ pub(super) struct Geometry {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tap {
     /// Index of the cell in its window.
-    pub number: usize,
+    pub index: usize,
     /// Index of the cell in the input, counted over all images.
     pub cell: usize,
 }
@@ -112,7 +112,7 @@ impl Geometry {
                     continue;
                 }
                 let cell = (image * height + y as usize) * width + (left + first as isize) as usize;
-                row(i, Tap { number: ky * self.kernel[1] + first, cell }, n);
+                row(i, Tap { index: ky * self.kernel[1] + first, cell }, n);
             }
         }
     }
@@ -138,7 +138,7 @@ mod tests {
             let geometry = Geometry::new(2, [h, w], [kh, kw], stride, padding);
             let mut visited = Vec::new();
             geometry.for_each_row(0..geometry.n_windows(), |window, tap, n| {
-                visited.extend((0..n).map(|i| (window, tap.number + i, tap.cell + i)));
+                visited.extend((0..n).map(|i| (window, tap.index + i, tap.cell + i)));
             });
             let mut expected = Vec::new();
             for window in 0..geometry.n_windows() {

@@ -157,7 +157,7 @@ mod tests {
             let geometry = Geometry::new(2, [h, w], [kh, kw], stride, padding);
             let mut expected = Vec::new();
             geometry.for_each_row(0..geometry.n_windows(), |window, tap, n| {
-                expected.extend((0..n).map(|i| (tap.cell + i, window, tap.number + i)));
+                expected.extend((0..n).map(|i| (tap.cell + i, window, tap.index + i)));
             });
             let mut visited = Vec::new();
             for phase in Phase::all(&geometry) {
@@ -168,7 +168,7 @@ mod tests {
                     let cell = cells.iter().position(|number| *number == window);
                     let cell = cell.expect("every window has a cell");
                     for i in 0..n {
-                        let mapped = phase.taps.moves.iter().find(|[_, to]| *to == tap.number + i);
+                        let mapped = phase.taps.moves.iter().find(|[_, to]| *to == tap.index + i);
                         if let Some([from, _]) = mapped {
                             visited.push((cell, tap.cell + i, *from));
                         }

@@ -7,9 +7,9 @@
 //!
 //! Freivalds' algorithm (1977), for rows and for columns: the right-hand sides are two products of
 //! a matrix and a vector, computed by the kernel below, which is a plain loop. A wrong element
-//! changes the sum of its row and that of its column. In addition, the result is filled with NaN
-//! before it is computed, so that elements that are not written are detected; guard words before
-//! and after it must remain unchanged; and a second run must be bit-identical.
+//! changes the sums of its row and of its column. In addition, the result is filled with NaN before
+//! it is computed, so that elements that are not written are detected; guard words before and after
+//! it must remain unchanged; and a second run must be bit-identical.
 
 use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
@@ -20,7 +20,7 @@ use cubecl::prelude::*;
 use cubecl::zspace::metadata::Metadata;
 
 use super::{elem, empty, one_unit_each, transposed};
-use crate::products::Finding;
+use crate::product_kernels::Finding;
 
 /// Word that is NaN both as f32 and as two bf16.
 const POISON: u32 = 0x7fff_7fff;
@@ -90,20 +90,29 @@ pub(super) struct Destination {
     pub(super) adds: bool,
 }
 
+/// Effect of a product on the contents of its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// The product replaces the contents.
+    Write,
+    /// The product is added to the contents.
+    Add,
+}
+
 /// Checks `run`, which computes the product of `a` of `[.., M, K]` and `b` of `[.., K, N]` in
-/// `dtype`. It writes the product to a target, or adds it to the target's contents if its second
-/// argument is true.
+/// `dtype`. Runs `run` twice into guarded memory; the results must be bit-identical and agree with
+/// `a` and `b` by Freivalds' test; where supported, adding is checked too.
 pub(super) fn check(
     a: &CubeTensor,
     b: &CubeTensor,
     epilogue: &EpilogueTensor,
     dtype: DType,
-    run: &dyn Fn(&Target, bool) -> Result<(), RunError>,
+    run: &dyn Fn(&Target, Effect) -> Result<(), RunError>,
 ) -> Finding {
     let first = Guarded::new(a, b, epilogue, dtype);
     let second = Guarded::new(a, b, epilogue, dtype);
     for target in [&first.target, &second.target] {
-        if let Err(error) = run(target, false) {
+        if let Err(error) = run(target, Effect::Write) {
             return error.into_finding();
         }
     }
@@ -119,8 +128,8 @@ pub(super) fn check(
     if !matches!(finding, Finding::Right(_)) || !supports_addition {
         return finding;
     }
-    // The gradient of a weight is added to that of an earlier use.
-    if let Err(error) = run(&first.target, true) {
+    // The gradient of a weight is added to the gradient of an earlier use.
+    if let Err(error) = run(&first.target, Effect::Add) {
         return error.into_finding();
     }
     match compare(a, b, epilogue, &first.target, 2.0) {
@@ -209,9 +218,9 @@ fn compare(
     let Ok(sums) = sum_errors(a, target) else { return Finding::Inconclusive };
     let mut worst = 0.0f32;
     for (errors, name) in [(&rows, "row"), (&columns, "column"), (&sums, "sum over K of row")] {
-        if let Some(number) = errors.first_wrong {
+        if let Some(index) = errors.first_wrong {
             return Finding::Wrong(format!(
-                "{name} {number} is wrong ({:.1e} times what rounding explains)",
+                "{name} {index} is wrong ({:.1e} times what rounding explains)",
                 errors.worst
             ));
         }
@@ -222,7 +231,7 @@ fn compare(
 
 /// Errors of a vector of sums.
 struct Errors {
-    /// Number of the first sum that is wrong.
+    /// Index of the first sum that is wrong.
     first_wrong: Option<usize>,
     /// Largest error as a share of the allowed error.
     worst: f32,
@@ -240,9 +249,9 @@ impl Errors {
         const FLOOR: f32 = 1e-6;
         let largest = allowed.iter().copied().filter(|allowed| allowed.is_finite()).fold(0.0, f32::max);
         let mut errors = Self::NONE;
-        for (number, sum) in sums.iter().enumerate() {
-            let expected = expected[number];
-            let allowed = allowed[number] + FLOOR * largest;
+        for (index, sum) in sums.iter().enumerate() {
+            let expected = expected[index];
+            let allowed = allowed[index] + FLOOR * largest;
             // Factors that are not finite are no fault of the product. A result that is not finite,
             // of finite factors, is: its norm is not finite either, but its sum should be.
             if !expected.is_finite() || (!allowed.is_finite() && sum.is_finite()) {
@@ -253,7 +262,7 @@ impl Errors {
             let share = if gap == 0.0 { 0.0 } else { gap / allowed };
             let is_right = share <= 1.0 && sum.is_finite();
             if !is_right && errors.first_wrong.is_none() {
-                errors.first_wrong = Some(number);
+                errors.first_wrong = Some(index);
             }
             errors.worst =
                 if is_right || share.is_finite() { errors.worst.max(share) } else { f32::INFINITY };
@@ -614,12 +623,12 @@ mod tests {
         let right = burn_cubecl::kernel::into_contiguous(right);
         let sums = CubeBackend::float_reshape(CubeBackend::float_sum_dim(a.clone(), 1), [m].into());
         let run_number = Cell::new(0);
-        check(a, b, epilogue, DType::F32, &|target: &Target, adds: bool| {
+        check(a, b, epilogue, DType::F32, &|target: &Target, effect: Effect| {
             run_number.set(run_number.get() + 1);
             let none = 1 << 30;
             let mut out = target.out.clone();
             let sum = CubeBackend::float_mul_scalar(right.clone(), 2.0f32.into());
-            let right = if adds && fault != Fault::Overwritten { &sum } else { &right };
+            let right = if effect == Effect::Add && fault != Fault::Overwritten { &sum } else { &right };
             match fault {
                 Fault::Column => {
                     let wide = Tensor::<2>::from_primitive::<CubeBackend>(right.clone());
@@ -709,7 +718,7 @@ mod tests {
             let product = primitive(product);
             let a = primitive(Tensor::<3>::zeros([3, 5, 8], &device));
             let b = primitive(Tensor::<3>::zeros([3, 8, 6], &device));
-            let finding = check(&a, &b, &EpilogueTensor::None, DType::F32, &|target: &Target, _: bool| {
+            let finding = check(&a, &b, &EpilogueTensor::None, DType::F32, &|target: &Target, _: Effect| {
                 store(&product, &target.out, 90, 1 << 30, 1.0);
                 Ok(())
             });
@@ -755,8 +764,9 @@ mod tests {
             for (factor, is_right) in [(1.0, true), (3.0, false)] {
                 let twice = CubeBackend::float_mul_scalar(right.clone(), 2.0f32.into());
                 let finding =
-                    check(&a, &b, &EpilogueTensor::None, DType::F32, &|target: &Target, adds: bool| {
-                        store(if adds { &twice } else { &right }, &target.out, 960, 2 * 240 + 17, factor);
+                    check(&a, &b, &EpilogueTensor::None, DType::F32, &|target: &Target, effect: Effect| {
+                        let product = if effect == Effect::Add { &twice } else { &right };
+                        store(product, &target.out, 960, 2 * 240 + 17, factor);
                         Ok(())
                     });
                 assert_eq!(matches!(finding, Finding::Right(_)), is_right, "{finding:?}");

@@ -78,11 +78,11 @@ pub(super) fn split(tokens: &Rows, n_parts: usize, sizes: Sizes) -> CubeTensor {
     heads.tensor
 }
 
-/// Returns part `number`, `[B, H, M, D_h]`, of `heads` of `[P, B, H, M, D_h]`.
-pub(super) fn head_part(heads: &CubeTensor, number: usize) -> CubeTensor {
+/// Returns part `index`, `[B, H, M, D_h]`, of `heads` of `[P, B, H, M, D_h]`.
+pub(super) fn head_part(heads: &CubeTensor, index: usize) -> CubeTensor {
     let shape: Vec<usize> = heads.meta.shape().iter().copied().collect();
     let mut ranges: Vec<Slice> = shape.iter().map(|length| (0..*length).into()).collect();
-    ranges[0] = (number..number + 1).into();
+    ranges[0] = (index..index + 1).into();
     let part = CubeBackend::float_slice(heads.clone(), &ranges);
     CubeBackend::float_reshape(part, shape[1..].to_vec().into())
 }

@@ -111,10 +111,10 @@ impl Kernel<CubeBackend, 3> for LayerNorm {
     }
 }
 
-/// Returns row `number`, `[D]`, of the sums of gγ and gβ, `[1, 2, D]`.
-fn row_of_sums(sums: &CubeTensor, number: usize, d: usize) -> CubeTensor {
+/// Returns row `index`, `[D]`, of the sums of gγ and gβ, `[1, 2, D]`.
+fn row_of_sums(sums: &CubeTensor, index: usize, d: usize) -> CubeTensor {
     let rows = CubeBackend::float_reshape(sums.clone(), [2, d].into());
-    let row = CubeBackend::float_slice(rows, &[(number..number + 1).into(), (0..d).into()]);
+    let row = CubeBackend::float_slice(rows, &[(index..index + 1).into(), (0..d).into()]);
     CubeBackend::float_reshape(row, [d].into())
 }
 

@@ -10,11 +10,11 @@ use cubecl::client::Client;
 use cubecl::zspace::metadata::Metadata;
 use cubecl_common::device::DeviceId;
 
-use super::check::{Destination, EpilogueTensor, RunError, Target, check};
+use super::check::{Destination, Effect, EpilogueTensor, RunError, Target, check};
 use super::empty;
 use crate::native::cublaslt::{ALIGNMENT, Buffers, Epilogue, Layout, Library, Plan, Product, version_name};
 use crate::native::stream::is_cuda;
-use crate::products::{self, Checked, Finding, ProductReport, State};
+use crate::product_kernels::{self, Checked, Finding, ProductReport, State};
 
 /// Plan of a size, or the reason why the library does not compute it.
 #[derive(Debug, Clone)]
@@ -41,17 +41,18 @@ pub(super) fn product(
     destination: Option<&Destination>,
 ) -> Option<Target> {
     let client = &a.client;
-    if !products::library_is_chosen() || !is_cuda(client) {
+    if !product_kernels::library_is_chosen() || !is_cuda(client) {
         return None;
     }
     let size = size_of(a, b, epilogue, dtype)?;
     let plan = plan_for(client, &size)?;
-    let is_requested_check = products::is_to_be_checked();
-    if !products::are_checks_disabled() {
+    let is_requested_check = product_kernels::is_to_be_checked();
+    if !product_kernels::are_checks_disabled() {
         let state = count_use(client, &size);
         if is_requested_check || state.is_some_and(State::is_due) {
-            let finding = check(a, b, epilogue, dtype, &|target: &Target, adds: bool| {
-                let result = plan.queue_and_wait(client, buffers(a, b, epilogue, target, adds));
+            let finding = check(a, b, epilogue, dtype, &|target: &Target, effect: Effect| {
+                let buffers = buffers(a, b, epilogue, target, effect == Effect::Add);
+                let result = plan.queue_and_wait(client, buffers);
                 result.map_err(|_| RunError::Device)?.map_err(RunError::Library)
             });
             record_finding(client, &size, finding)?;
@@ -104,7 +105,7 @@ fn plan_for(client: &Client, size: &Product) -> Option<Arc<Plan>> {
     let status = match Plan::new(client, &library, size) {
         Ok(plan) => SizeStatus::Planned { plan: Arc::new(plan), state: State::Unchecked(0) },
         Err(reason) => {
-            products::notice(format!(
+            product_kernels::notice(format!(
                 "cuBLASLt has no kernel for {}; using CubeCL's: {reason}",
                 describe(size)
             ));

@@ -122,7 +122,7 @@ impl Rows {
     }
 }
 
-/// Returns the number of elements from the start of one row to that of the next, if rows are
+/// Returns the number of elements from the start of one row to the start of the next, if rows are
 /// contiguous and their stride is constant.
 fn row_stride(tensor: &CubeTensor) -> Option<usize> {
     let dims = tensor.meta.shape().iter().zip(tensor.meta.strides().iter());

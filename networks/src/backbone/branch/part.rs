@@ -7,7 +7,7 @@ use burn_tensor::activation::sigmoid;
 use kernels::ops::{Affine, fork, grid_mean, normalize, relu, scale_channels};
 
 use super::shapes::Shapes;
-use super::steps::{Branch, NO_MODULE, Product, Step};
+use super::steps::{Branch, ColumnStep, NO_MODULE, Product};
 use crate::batch_norm::BatchNorm;
 use crate::features::{BranchState, Features};
 use crate::params::ParamSpec;
@@ -19,7 +19,7 @@ pub(in crate::backbone) struct BranchPart {
     branch: Arc<Branch>,
     name: String,
     /// Steps by stage.
-    stages: Vec<Vec<Step>>,
+    stages: Vec<Vec<ColumnStep>>,
 }
 
 /// Message of the panic if a branch's input is missing from its skip connection.
@@ -28,7 +28,7 @@ const NO_SKIP: &str = "a branch's first step leaves its input for the last";
 /// Divides steps into stages. A stage ends with the last step of a layer of the branch, whose
 /// statistics the next step needs. If the last steps of a part include the shortcut, they end a
 /// stage too.
-fn split_into_stages(steps: Vec<Step>) -> Vec<Vec<Step>> {
+fn split_into_stages(steps: Vec<ColumnStep>) -> Vec<Vec<ColumnStep>> {
     let mut stages = vec![Vec::new()];
     let mut has_sums = false;
     for step in steps {
@@ -88,7 +88,7 @@ impl BranchPart {
         for (i, (product, norm)) in self.completed(previous).enumerate() {
             let affine = norm.affine(totals.as_ref().map(|totals| totals[i].clone()), cx);
             group = match product {
-                Product::Layer(number) if number == self.branch.last() => self.finish(group, affine),
+                Product::Layer(index) if index == self.branch.last() => self.finish(group, affine),
                 Product::Layer(_) => {
                     let x = normalize(group.x.clone(), affine, None, true);
                     Features { x, ..group }
@@ -110,9 +110,9 @@ impl BranchPart {
     }
 
     /// Computes a step; returns the sums of a convolution with its last columns.
-    fn step(&self, step: &Step, group: Features, cx: &Context<'_>) -> (Features, Option<Tensor<1>>) {
+    fn step(&self, step: &ColumnStep, group: Features, cx: &Context<'_>) -> (Features, Option<Tensor<1>>) {
         match step.product {
-            Product::Layer(number) => self.layer(step, number, group, cx),
+            Product::Layer(index) => self.layer(step, index, group, cx),
             Product::Shortcut => self.shortcut(step, group, cx),
             Product::Squeeze => (self.squeeze(step, group, cx), None),
             Product::Excite => (self.excite(step, group, cx), None),
@@ -121,13 +121,13 @@ impl BranchPart {
 
     fn layer(
         &self,
-        step: &Step,
-        number: usize,
+        step: &ColumnStep,
+        index: usize,
         mut group: Features,
         cx: &Context<'_>,
     ) -> (Features, Option<Tensor<1>>) {
-        let layer = &self.branch.layers[number];
-        if number == 0 && step.columns.start == 0 {
+        let layer = &self.branch.layers[index];
+        if index == 0 && step.columns.start == 0 {
             let [x, skip] = fork(group.x);
             let state = BranchState { skip, skip_grid: group.grid, columns: Vec::new() };
             group = Features { x, branch: Some(state), ..group };
@@ -144,7 +144,12 @@ impl BranchPart {
         (Features { branch: Some(state), ..Features::on_grid(x, grid) }, Some(sums))
     }
 
-    fn shortcut(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> (Features, Option<Tensor<1>>) {
+    fn shortcut(
+        &self,
+        step: &ColumnStep,
+        mut group: Features,
+        cx: &Context<'_>,
+    ) -> (Features, Option<Tensor<1>>) {
         let layer = self.branch.shortcut.as_ref().expect(NO_MODULE);
         let BranchState { skip: x, skip_grid, mut columns } = group.branch.take().expect(NO_SKIP);
         if !step.is_last {
@@ -162,7 +167,7 @@ impl BranchPart {
 
     /// Computes columns of the first layer of the excitation. After the last of them, the only
     /// tensor in `columns` is the output of that layer.
-    fn squeeze(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> Features {
+    fn squeeze(&self, step: &ColumnStep, mut group: Features, cx: &Context<'_>) -> Features {
         let [x, squeezed] = fork(group.x);
         let y = self.branch.excitation().squeezed(grid_mean(squeezed), cx);
         let mut state = group.branch.take().expect(NO_SKIP);
@@ -176,7 +181,7 @@ impl BranchPart {
 
     /// Computes columns of the second layer of the excitation, whose input is the first tensor in
     /// `columns`.
-    fn excite(&self, step: &Step, mut group: Features, cx: &Context<'_>) -> Features {
+    fn excite(&self, step: &ColumnStep, mut group: Features, cx: &Context<'_>) -> Features {
         let state = group.branch.take().expect(NO_SKIP);
         let mut columns = state.columns.into_iter();
         // A branch with an excitation has the steps of its first layer before those of its second.
@@ -249,7 +254,7 @@ impl Unit for BranchPart {
     }
 
     fn parts(&self, max_numel: usize) -> Option<Vec<Box<dyn Unit>>> {
-        let mut parts: Vec<(Vec<Step>, usize)> = Vec::new();
+        let mut parts: Vec<(Vec<ColumnStep>, usize)> = Vec::new();
         for step in self.branch.steps(max_numel) {
             let numel = self.branch.numel(&step);
             match parts.last_mut() {
@@ -264,8 +269,8 @@ impl Unit for BranchPart {
             return None;
         }
         let mut units: Vec<Box<dyn Unit>> = Vec::with_capacity(parts.len());
-        for (number, (steps, _)) in parts.into_iter().enumerate() {
-            let name = part_name(&self.branch.name, number);
+        for (index, (steps, _)) in parts.into_iter().enumerate() {
+            let name = part_name(&self.branch.name, index);
             let stages = split_into_stages(steps);
             units.push(Box::new(Self { branch: Arc::clone(&self.branch), name, stages }));
         }
@@ -280,7 +285,7 @@ impl Unit for BranchPart {
             let mut cost = Cost::default();
             let mut ends_branch = false;
             for step in self.stages.iter().flatten() {
-                cost = cost + shapes.cost(&self.branch, step);
+                cost = cost + shapes.apply_step(&self.branch, step);
                 ends_branch |= step.is_last && step.product == Product::Layer(self.branch.last());
             }
             costs.push(cost);

@@ -1,6 +1,6 @@
 //! Shapes of features within a branch, and the costs of steps.
 
-use super::steps::{Branch, Product, Step};
+use super::steps::{Branch, ColumnStep, Product};
 use crate::backbone::convolution::Layer;
 use crate::backbone::excitation::Excitation;
 use crate::unit::{Cost, Elements, GroupShape, Intermediates};
@@ -62,16 +62,16 @@ impl Shapes {
         }
     }
 
-    /// Returns the cost of a step, and applies it.
-    pub(super) fn cost(&mut self, branch: &Branch, step: &Step) -> Cost {
+    /// Advances the shapes past `step` and returns its cost.
+    pub(super) fn apply_step(&mut self, branch: &Branch, step: &ColumnStep) -> Cost {
         match branch.layer(step.product) {
-            Some(layer) => self.layer_cost(layer, step),
-            None => self.excitation_cost(branch.excitation(), step),
+            Some(layer) => self.apply_layer_step(layer, step),
+            None => self.apply_excitation_step(branch.excitation(), step),
         }
     }
 
-    /// Returns the cost of a step of a convolution, and applies it.
-    fn layer_cost(&mut self, layer: &Layer, step: &Step) -> Cost {
+    /// Advances the shapes past a step of a convolution and returns its cost.
+    fn apply_layer_step(&mut self, layer: &Layer, step: &ColumnStep) -> Cost {
         let is_shortcut = step.product == Product::Shortcut;
         let input = if is_shortcut { self.skip } else { self.x };
         let output = layer.output(input);
@@ -97,8 +97,8 @@ impl Shapes {
         Cost::new(share * full.flops, graph)
     }
 
-    /// Returns the cost of a step of the excitation, and applies it.
-    fn excitation_cost(&mut self, excitation: &Excitation, step: &Step) -> Cost {
+    /// Advances the shapes past a step of the excitation and returns its cost.
+    fn apply_excitation_step(&mut self, excitation: &Excitation, step: &ColumnStep) -> Cost {
         let is_squeeze = step.product == Product::Squeeze;
         let input = if is_squeeze { excitation.width } else { excitation.squeezed };
         let n_columns = step.columns.len() as f64;

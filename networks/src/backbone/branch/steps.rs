@@ -15,8 +15,7 @@ pub(in crate::backbone) struct Branch {
     pub layers: Vec<Layer>,
     /// Excitation before the last layer.
     pub excitation: Option<Excitation>,
-    /// Layer on the skip connection, if the grid or the width of the input is not that of the
-    /// output.
+    /// Layer on the skip connection, if input and output differ in grid or width.
     pub shortcut: Option<Layer>,
     /// Averages the cells of the output to one vector per view.
     pub pools: bool,
@@ -31,13 +30,13 @@ pub(super) enum Product {
     Excite,
     /// Convolution on the skip connection.
     Shortcut,
-    /// Convolution of a layer, by number.
+    /// Convolution of a layer, by index.
     Layer(usize),
 }
 
 /// Columns of the output of a product.
 #[derive(Debug, Clone)]
-pub(super) struct Step {
+pub(super) struct ColumnStep {
     pub(super) product: Product,
     pub(super) columns: Range<usize>,
     /// Whether no column comes after these.
@@ -72,7 +71,7 @@ impl Branch {
     /// Returns the layer of a convolution.
     pub(super) fn layer(&self, product: Product) -> Option<&Layer> {
         match product {
-            Product::Layer(number) => Some(&self.layers[number]),
+            Product::Layer(index) => Some(&self.layers[index]),
             Product::Shortcut => self.shortcut.as_ref(),
             Product::Squeeze | Product::Excite => None,
         }
@@ -83,8 +82,8 @@ impl Branch {
     }
 
     /// Returns the parameters of a step.
-    pub(super) fn params(&self, step: &Step) -> Vec<ParamSpec> {
-        let Step { product, columns, is_last } = step;
+    pub(super) fn params(&self, step: &ColumnStep) -> Vec<ParamSpec> {
+        let ColumnStep { product, columns, is_last } = step;
         match (product, self.layer(*product)) {
             (_, Some(layer)) => {
                 let mut params = vec![layer.weight().rows(columns.clone())];
@@ -98,18 +97,18 @@ impl Branch {
         }
     }
 
-    pub(super) fn numel(&self, step: &Step) -> usize {
+    pub(super) fn numel(&self, step: &ColumnStep) -> usize {
         self.params(step).iter().map(ParamSpec::numel).sum()
     }
 
     /// Returns all steps, each with at most `max_numel` elements of parameters where that is
     /// possible.
-    pub(super) fn steps(&self, max_numel: usize) -> Vec<Step> {
+    pub(super) fn steps(&self, max_numel: usize) -> Vec<ColumnStep> {
         self.products().into_iter().flat_map(|product| self.product_steps(product, max_numel)).collect()
     }
 
     /// Returns the steps of one product.
-    fn product_steps(&self, product: Product, max_numel: usize) -> Vec<Step> {
+    fn product_steps(&self, product: Product, max_numel: usize) -> Vec<ColumnStep> {
         let (n_columns, n_groups) = match (product, self.layer(product)) {
             (_, Some(layer)) => (layer.norm.width, layer.groups),
             (Product::Squeeze, None) => (self.excitation().squeezed, 1),
@@ -121,18 +120,18 @@ impl Branch {
             1 => (1 << n_columns.trailing_zeros()).min(MIN_COLUMNS),
             _ => n_columns / n_groups,
         };
-        let full_step = Step { product, columns: 0..n_columns, is_last: true };
-        let weight_numel = self.numel(&Step { is_last: false, ..full_step.clone() });
+        let full_step = ColumnStep { product, columns: 0..n_columns, is_last: true };
+        let weight_numel = self.numel(&ColumnStep { is_last: false, ..full_step.clone() });
         // The last step has the parameters of the normalization, too.
         let max_weight_numel = max_numel.saturating_sub(self.numel(&full_step) - weight_numel);
         let grain_numel = weight_numel / n_columns * grain;
         let n_grains = n_columns / grain;
         let n_steps = n_grains.div_ceil((max_weight_numel / grain_numel).max(1));
         let mut steps = Vec::with_capacity(n_steps);
-        for number in 0..n_steps {
-            let start = number * n_grains / n_steps * grain;
-            let end = (number + 1) * n_grains / n_steps * grain;
-            steps.push(Step { product, columns: start..end, is_last: end == n_columns });
+        for index in 0..n_steps {
+            let start = index * n_grains / n_steps * grain;
+            let end = (index + 1) * n_grains / n_steps * grain;
+            steps.push(ColumnStep { product, columns: start..end, is_last: end == n_columns });
         }
         steps
     }

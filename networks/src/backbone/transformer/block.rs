@@ -54,7 +54,7 @@ impl MlpKind {
 pub(in crate::backbone) struct Block {
     /// Name of the undivided unit.
     pub name: String,
-    /// Name of this part of a divided block, and number of its residual branch; absent in an
+    /// Name of this part of a divided block, and index of its residual branch; absent in an
     /// undivided block.
     pub part: Option<(String, usize)>,
     /// Channels of a token.
@@ -79,10 +79,10 @@ pub(in crate::backbone) struct Block {
     pub rope: Option<Arc<Rope>>,
 }
 
-/// Number of the residual branch of attention.
+/// Index of the residual branch of attention.
 const ATTENTION: usize = 0;
 
-/// Number of the residual branch of the MLP.
+/// Index of the residual branch of the MLP.
 const MLP: usize = 1;
 
 /// Drop-path rates over the depth of a transformer.
@@ -97,10 +97,10 @@ pub enum DropPathDepth {
 }
 
 impl DropPathDepth {
-    /// Returns the ratio of the rate of block `number` of `depth` to that of the last one.
-    pub(in crate::backbone) fn share(self, number: usize, depth: usize) -> f32 {
+    /// Returns the ratio of the rate of block `index` of `depth` to the rate of the last one.
+    pub(in crate::backbone) fn share(self, index: usize, depth: usize) -> f32 {
         match self {
-            Self::Linear => number as f32 / (depth - 1).max(1) as f32,
+            Self::Linear => index as f32 / (depth - 1).max(1) as f32,
             Self::Uniform => 1.0,
         }
     }
@@ -161,32 +161,32 @@ impl Block {
         }
     }
 
-    /// Returns whether the unit has the residual branch `number`: attention is 0, the MLP 1.
-    fn has(&self, number: usize) -> bool {
-        self.part.as_ref().is_none_or(|(_, branch)| *branch == number)
+    /// Returns whether the unit has the residual branch `index`: attention is 0, the MLP 1.
+    fn has(&self, index: usize) -> bool {
+        self.part.as_ref().is_none_or(|(_, branch)| *branch == index)
     }
 
-    /// Adds the residual branch `number`, which `f` computes, to the features `x` of view group
+    /// Adds the residual branch `index`, which `f` computes, to the features `x` of view group
     /// `group`, `[B·V, N, D]`.
     fn residual(
         &self,
         cx: &Context<'_>,
         group: usize,
-        number: usize,
+        index: usize,
         x: Tensor<3>,
         f: impl FnOnce(Tensor<3>) -> Tensor<3>,
     ) -> Tensor<3> {
-        let gain = cx.leaves.get(&format!("norm{}.weight", number + 1));
-        let bias = cx.leaves.get(&format!("norm{}.bias", number + 1));
+        let gain = cx.leaves.get(&format!("norm{}.weight", index + 1));
+        let bias = cx.leaves.get(&format!("norm{}.bias", index + 1));
         let (h, skip) = branch(x, gain, bias, self.epsilon, cx.types.products);
-        let scale = self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", number + 1)));
-        let factors = cx.draws.factors(group, number);
+        let scale = self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", index + 1)));
+        let factors = cx.draws.factors(group, index);
         skip.join(apply_to_kept(h, factors, f), scale, factors)
     }
 
-    /// Creates the part of the block that has only the residual branch `number`.
-    fn branch_part(&self, number: usize) -> Self {
-        Self { part: Some((part_name(&self.name, number), number)), ..self.clone() }
+    /// Creates the part of the block that has only the residual branch `index`.
+    fn branch_part(&self, index: usize) -> Self {
+        Self { part: Some((part_name(&self.name, index), index)), ..self.clone() }
     }
 
     /// Returns a weight `[n_products * n_each, n_inputs]`. Several products that are stored as one

@@ -28,10 +28,10 @@ pub(in crate::backbone) struct Norm {
 }
 
 impl Norm {
-    /// Normalizes the tokens of `group`, number `number`.
-    fn normalize(&self, number: usize, group: &Features, cx: &Context<'_>) -> Tensor<3> {
+    /// Normalizes the tokens of `group`, whose index is `index`.
+    fn normalize(&self, index: usize, group: &Features, cx: &Context<'_>) -> Tensor<3> {
         let x = group.x.clone();
-        if number == 0 || !self.has_local {
+        if index == 0 || !self.has_local {
             return self.layer_norm(x, "", cx);
         }
         let [b, n, d] = x.dims();
@@ -73,12 +73,12 @@ impl Unit for Norm {
         groups
             .iter()
             .enumerate()
-            .map(|(number, group)| {
+            .map(|(index, group)| {
                 let selected = match self.readout {
                     Readout::Pooled => group.pooled(),
                     Readout::All => group.clone(),
                 };
-                selected.with(self.normalize(number, &selected, cx))
+                selected.with(self.normalize(index, &selected, cx))
             })
             .collect::<Vec<_>>()
             .into()

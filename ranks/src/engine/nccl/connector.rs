@@ -47,10 +47,10 @@ fn unavailable(reason: String) -> EngineError {
     EngineError::Unavailable { engine: "nccl", reason }
 }
 
-/// Returns the number of the rank's GPU.
+/// Returns the index of the rank's GPU.
 fn gpu(site: &Site) -> Result<usize, String> {
     match site.device.kind {
-        DeviceKind::Cuda(number) => Ok(number),
+        DeviceKind::Cuda(index) => Ok(index),
         DeviceKind::Cpu | DeviceKind::Wgpu => {
             Err(format!("it needs --device cuda, but rank {} computes on {}", site.rank, site.device.name))
         }

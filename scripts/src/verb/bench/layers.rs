@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::builder::PossibleValuesParser;
 use kernels::ops::choose_kernels;
-use kernels::products::Kernels;
+use kernels::product_kernels::Kernels;
 use serde_json::json;
 use trainer::bench::layers::{Layer, measure};
 use trainer::bench::operations::OPERATIONS;

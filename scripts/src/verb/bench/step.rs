@@ -54,7 +54,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let before = args.compare.read()?;
     if args.unchecked {
-        kernels::products::disable_checks();
+        kernels::product_kernels::disable_checks();
     }
     let device = args.device.open()?;
     let mut recipe = recipes::load_for_bench(&args.recipe, &args.overrides, args.batch, 4)?;

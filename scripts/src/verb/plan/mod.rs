@@ -13,7 +13,7 @@ use trainer::Recipe;
 use trainer::checkpoint::simulate;
 use trainer::cost::{ModelCost, UnitCost, checked_preset, model_cost};
 use trainer::estimate::{
-    DividedModel, Hardware, Planner, PlannerSettings, RowEstimate, Speed, goodput, plan_to_json,
+    CandidateEstimate, DividedModel, Hardware, Planner, PlannerSettings, Speed, goodput, plan_to_json,
 };
 
 use self::units::{GB, HOUR_S};
@@ -41,8 +41,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut lines = Vec::new();
     let mut advice = Vec::new();
     for &world_size in ranks {
-        for row in planner.rows(world_size, settings.images_per_rank(world_size)) {
-            let line = planner.estimate(row, steps);
+        for candidate in planner.candidates(world_size, settings.images_per_rank(world_size)) {
+            let line = planner.estimate(candidate, steps);
             advice.extend(advise(&planner, &line, divided.as_ref()));
             lines.push(line);
         }
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.json {
         out!("{}", plan_to_json(&model, &lines));
     }
-    if !lines.iter().any(|line| line.row.fits) {
+    if !lines.iter().any(|line| line.candidate.fits) {
         bail!("{}", planner.what_would_fit(ranks, divided.as_ref()));
     }
     Ok(ExitCode::SUCCESS)
@@ -102,7 +102,7 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     open_frozen(&mut recipe, None)?;
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
     let plan = trainer::resolve(recipe.clone(), args.images)?;
-    plan.check_division()?;
+    plan.check_unit_sizes()?;
     let model = model_cost(&plan)?;
     let is_divided = recipe.run.max_unit_parameters.is_some();
     let divided = if is_divided { None } else { DividedModel::from_plan(&model, &plan) };
@@ -111,8 +111,14 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
 
 /// Returns the settings of the flags, or else of the recipe.
 fn settings(args: &Args, recipe: Option<&Recipe>, ranks: &[usize], hardware: &Hardware) -> PlannerSettings {
-    let batch_size = 16 * ranks.iter().copied().max().unwrap_or(1);
-    let stated = PlannerSettings::new(recipe, batch_size, hardware.fabric.ranks_per_node);
+    let ranks_per_node = hardware.fabric.ranks_per_node;
+    let stated = match recipe {
+        Some(recipe) => PlannerSettings::from_recipe(recipe, ranks_per_node),
+        None => {
+            let batch_size = 16 * ranks.iter().copied().max().unwrap_or(1);
+            PlannerSettings::for_batch_size(batch_size, ranks_per_node)
+        }
+    };
     PlannerSettings {
         rank_batch: args.rank_batch,
         rank_micro_batches: args.rank_micro_batches,
@@ -139,13 +145,13 @@ fn print_networks(model: &ModelCost) {
     }
 }
 
-/// Returns lines about settings with which the row of `line` would take less time or memory, or
-/// fit.
-fn advise(planner: &Planner<'_>, line: &RowEstimate, divided: Option<&DividedModel>) -> Vec<String> {
-    let head = format!("{} ranks, {}", line.row.placement.world_size, line.row.mode);
-    let fits = if line.row.fits { "" } else { ", which fits" };
+/// Returns lines about settings with which the candidate of `line` would take less time or memory,
+/// or fit.
+fn advise(planner: &Planner<'_>, line: &CandidateEstimate, divided: Option<&DividedModel>) -> Vec<String> {
+    let head = format!("{} ranks, {}", line.candidate.placement.world_size, line.candidate.mode());
+    let fits = if line.candidate.fits { "" } else { ", which fits" };
     let step_s = line.time.step_s;
-    let peak_gb = line.row.memory.peak_bytes() / GB;
+    let peak_gb = line.candidate.memory.peak_bytes() / GB;
     let mut lines = Vec::new();
     if let Some(advice) = planner.prototype_group_advice(line) {
         lines.push(format!(

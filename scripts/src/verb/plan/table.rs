@@ -1,12 +1,12 @@
 //! The table of a plan: a line for each way to distribute the model.
 
 use trainer::cost::ModelCost;
-use trainer::estimate::RowEstimate;
+use trainer::estimate::CandidateEstimate;
 
 use super::units::{GB, HOUR_S};
 
 /// Prints the table, and the meaning of its columns.
-pub(super) fn print(model: &ModelCost, lines: &[RowEstimate], details: bool) {
+pub(super) fn print(model: &ModelCost, lines: &[CandidateEstimate], details: bool) {
     out!(
         "{:>5} {:<5} {:>6} {:>4} {:>7} {:>8} {:>7} {:>8} {:>7} {:>7}",
         "ranks",
@@ -57,8 +57,8 @@ pub(super) fn print(model: &ModelCost, lines: &[RowEstimate], details: bool) {
     out!("          waiting: seconds that computation waits for communication");
 }
 
-fn print_line(model: &ModelCost, line: &RowEstimate) {
-    let placement = &line.row.placement;
+fn print_line(model: &ModelCost, line: &CandidateEstimate) {
+    let placement = &line.candidate.placement;
     let mut hours = "-".to_string();
     let mut rank_hours = "-".to_string();
     if let Some(run_s) = line.run_s() {
@@ -73,26 +73,26 @@ fn print_line(model: &ModelCost, line: &RowEstimate) {
     out!(
         "{:>5} {:<5} {:>6} {:>4} {:>7.2} {:>8.2} {:>7.3} {:>8} {:>7} {:>7}{}",
         placement.world_size,
-        line.row.mode,
+        line.candidate.mode(),
         placement.rank_batch,
         keep,
-        line.row.memory.peak_bytes() / GB,
+        line.candidate.memory.peak_bytes() / GB,
         line.traffic.bytes() / GB,
         line.time.step_s,
         rounded(line.images_per_s()),
         hours,
         rank_hours,
-        if line.row.fits { "" } else { "  too large" }
+        if line.candidate.fits { "" } else { "  too large" }
     );
 }
 
-fn print_details(line: &RowEstimate) {
-    let placement = &line.row.placement;
-    let memory = &line.row.memory;
+fn print_details(line: &CandidateEstimate) {
+    let placement = &line.candidate.placement;
+    let memory = &line.candidate.memory;
     out!(
         "{:>5} {:<5} {:>5} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>8.3} {:>7.3} {:>7.3}",
         placement.world_size,
-        line.row.mode,
+        line.candidate.mode(),
         placement.group_size,
         memory.state_bytes / GB,
         memory.gradient_bytes / GB,

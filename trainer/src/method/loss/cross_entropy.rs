@@ -49,10 +49,10 @@ pub(crate) struct GroupPairs {
 }
 
 impl GroupPairs {
-    /// Returns the pairs of group `number`, which has `v` views. The first group contains the
+    /// Returns the pairs of group `index`, which has `v` views. The first group contains the
     /// `n_teacher` views of the teacher, which are not paired with themselves.
-    pub(crate) fn new(number: usize, v: usize, n_teacher: usize, other_weight: f64) -> Self {
-        if number == 0 {
+    pub(crate) fn new(index: usize, v: usize, n_teacher: usize, other_weight: f64) -> Self {
+        if index == 0 {
             Self { pairs: Pairs::Others, n: v * n_teacher - n_teacher, weight: 1.0 }
         } else {
             Self { pairs: Pairs::All, n: v * n_teacher, weight: other_weight }

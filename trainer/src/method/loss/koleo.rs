@@ -107,9 +107,9 @@ impl Neighbors {
     /// Returns the regularizer of one micro-batch, `[1]`, given the embeddings `x` `[b, D]` of the
     /// images at `positions`, with a graph. Zero for groups of one image, which has no neighbor.
     ///
-    /// The value is the mean over the micro-batch. The gradient is that of the sum over the global
-    /// batch, divided by b: it includes the terms of images of other micro-batches whose neighbors
-    /// are images of this one.
+    /// The value is the mean over the micro-batch. The gradient is the gradient of the sum over the
+    /// global batch, divided by b: it includes the terms of images of other micro-batches whose
+    /// neighbors are images of this one.
     pub(crate) fn koleo(&self, x: Tensor<2>, positions: &[usize]) -> Tensor<1> {
         let [b, _] = x.dims();
         if self.nearest.len() < 2 || self.group_size < 2 {

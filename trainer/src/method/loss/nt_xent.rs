@@ -49,8 +49,8 @@ impl Contrast {
         let [n_images, _] = all.dims();
         let all = all.reshape([n_images * v, d]);
         let mut logs: Vec<Tensor<2>> = Vec::with_capacity(views.len());
-        for (number, views) in views.iter().enumerate() {
-            let positions: Vec<usize> = (0..b).map(|i| peers.position(number, i)).collect();
+        for (index, views) in views.iter().enumerate() {
+            let positions: Vec<usize> = (0..b).map(|i| peers.position(index, i)).collect();
             let scores = scores(views.clone().reshape([b * v, d]), &all, temperature);
             let itself = one_hot(&all, &positions, |position, view| v * position + view);
             let scores = scores - itself * MASKED;
@@ -65,8 +65,8 @@ impl Contrast {
     /// Returns the loss of a micro-batch, `[1]`, given the views `[b, 2, D]` of the images at
     /// `positions`, of length one, with a graph.
     ///
-    /// The value is the mean over the micro-batch. The gradient is that of the sum over the global
-    /// batch, divided by 2b.
+    /// The value is the mean over the micro-batch. The gradient is the gradient of the sum over the
+    /// global batch, divided by 2b.
     pub(crate) fn loss(&self, views: Tensor<3>, positions: &[usize]) -> Tensor<1> {
         let [b, v, d] = views.dims();
         let rows = b * v;
@@ -139,10 +139,10 @@ mod tests {
             / (b * v) as f64
     }
 
-    /// Returns the images of micro-batch `number` of `n`.
-    fn micro_batch(t: &Tensor<3>, number: usize, n: usize) -> Tensor<3> {
+    /// Returns the images of micro-batch `index` of `n`.
+    fn micro_batch(t: &Tensor<3>, index: usize, n: usize) -> Tensor<3> {
         let [b, _, _] = t.dims();
-        Tensor::cat((number..b).step_by(n).map(|i| t.clone().slice(i..i + 1)).collect(), 0)
+        Tensor::cat((index..b).step_by(n).map(|i| t.clone().slice(i..i + 1)).collect(), 0)
     }
 
     #[test]
@@ -158,16 +158,16 @@ mod tests {
         for n in [1, 3, 4] {
             let comm = Communicator::solo();
             let peers = Peers::new(&comm, n);
-            let views: Vec<Tensor<3>> = (0..n).map(|number| unit(micro_batch(&x, number, n))).collect();
+            let views: Vec<Tensor<3>> = (0..n).map(|index| unit(micro_batch(&x, index, n))).collect();
             let contrast = Contrast::new(&views, 0.3, peers).unwrap();
             let mut total = 0.0;
-            for number in 0..n {
-                let leaf = micro_batch(&x, number, n).autodiff().require_grad();
-                let positions: Vec<usize> = (number..b).step_by(n).collect();
+            for index in 0..n {
+                let leaf = micro_batch(&x, index, n).autodiff().require_grad();
+                let positions: Vec<usize> = (index..b).step_by(n).collect();
                 let loss = contrast.loss(unit(leaf.clone()), &positions);
                 total += loss.clone().into_scalar::<f32>() / n as f32;
                 let grad = leaf.grad(&loss.backward()).unwrap() / n as f64;
-                assert_close("gradient", grad, micro_batch(&expected_grad, number, n), 2e-5);
+                assert_close("gradient", grad, micro_batch(&expected_grad, index, n), 2e-5);
             }
             let expected = expected.clone().into_scalar::<f32>();
             assert!((total - expected).abs() <= 1e-5 * expected, "{total} {expected}");

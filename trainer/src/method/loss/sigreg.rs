@@ -31,8 +31,8 @@ const DOMAIN: u64 = 0x7369_6772_6567_0000;
 /// Draws M directions of length one in `d` dimensions, `[M, D]`: a function of seed and step alone.
 pub(crate) fn draw_directions(seed: u64, step: u64, m: usize, d: usize) -> Vec<f32> {
     let mut all = vec![0.0f32; m * d];
-    for (number, direction) in all.chunks_exact_mut(d).enumerate() {
-        let mut rng = ViewRng::from_words([seed, step, number as u64, DOMAIN]);
+    for (index, direction) in all.chunks_exact_mut(d).enumerate() {
+        let mut rng = ViewRng::from_words([seed, step, index as u64, DOMAIN]);
         direction.fill_with(|| rng.normal());
         let length = direction.iter().map(|x| f64::from(*x) * f64::from(*x)).sum::<f64>().sqrt();
         // All numbers are zero with negligible probability.
@@ -100,8 +100,8 @@ impl Sigreg {
     }
 
     /// Returns the regularizer, `[1]`, given the embeddings of one micro-batch, `[b, V, D]`, with a
-    /// graph. The value is that of the global batch. The gradient is that of the global batch times
-    /// the number of micro-batches, over which losses are averaged.
+    /// graph. The value is the value of the global batch. The gradient is the gradient of the
+    /// global batch times the number of micro-batches, over which losses are averaged.
     pub(crate) fn loss(&self, views: Tensor<3>) -> Tensor<1> {
         let directions = self.directions.clone().autodiff();
         let mut terms: Option<Tensor<1>> = None;
@@ -185,10 +185,10 @@ mod tests {
         sum / v as f64
     }
 
-    /// Returns the images of micro-batch `number` of `n_parts`.
-    fn micro_batch(t: &Tensor<3>, number: usize, n_parts: usize) -> Tensor<3> {
+    /// Returns the images of micro-batch `index` of `n_parts`.
+    fn micro_batch(t: &Tensor<3>, index: usize, n_parts: usize) -> Tensor<3> {
         let [n, _, _] = t.dims();
-        t.clone().slice(number * n / n_parts..(number + 1) * n / n_parts)
+        t.clone().slice(index * n / n_parts..(index + 1) * n / n_parts)
     }
 
     #[test]
@@ -205,14 +205,14 @@ mod tests {
         let expected_grad = tracked.grad(&expected.clone().backward()).unwrap();
         let comm = Communicator::solo();
         for n_parts in [1, 3] {
-            let views: Vec<Tensor<3>> = (0..n_parts).map(|number| micro_batch(&x, number, n_parts)).collect();
+            let views: Vec<Tensor<3>> = (0..n_parts).map(|index| micro_batch(&x, index, n_parts)).collect();
             let sigreg = Sigreg::new(&views, directions.clone(), Peers::new(&comm, n_parts)).unwrap();
-            for number in 0..n_parts {
-                let leaf = micro_batch(&x, number, n_parts).autodiff().require_grad();
+            for index in 0..n_parts {
+                let leaf = micro_batch(&x, index, n_parts).autodiff().require_grad();
                 let loss = sigreg.loss(leaf.clone());
                 assert_close("value", loss.clone().inner(), expected.clone().inner(), 2e-5);
                 let grad = leaf.grad(&loss.backward()).unwrap() / n_parts as f64;
-                assert_close("gradient", grad, micro_batch(&expected_grad, number, n_parts), 5e-5);
+                assert_close("gradient", grad, micro_batch(&expected_grad, index, n_parts), 5e-5);
             }
         }
     }

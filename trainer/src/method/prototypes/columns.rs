@@ -21,7 +21,7 @@ impl RowParts {
     /// # Errors
     /// [`EngineError`].
     pub(super) fn gather(
-        what: &str,
+        subject: &str,
         values: &[Option<Tensor<1>>],
         group: ColumnGroup<'_>,
     ) -> Result<Self, EngineError> {
@@ -31,7 +31,7 @@ impl RowParts {
             // No rank of the group has rows, so that all of them skip the exchange.
             vec![Vec::new(); group.n_parts()]
         } else {
-            group.all_parts(what, Tensor::cat(values, 0))?
+            group.all_parts(subject, Tensor::cat(values, 0))?
         };
         Ok(Self { by_part, part: group.part(), lengths })
     }

@@ -1,4 +1,4 @@
-//! The ranks that score prototypes, and sums over their micro-batches.
+//! What a method needs from other ranks to score prototypes.
 
 use burn_tensor::Tensor;
 use networks::features::HeadOutputs;
@@ -8,8 +8,8 @@ use ranks::peers::Peers;
 
 use crate::method::{BatchOutputs, ColumnOutputs};
 
-/// The ranks that score the prototypes of a batch: each of them all prototypes for its own
-/// micro-batches, or its columns for the micro-batches of its column group.
+/// The ranks that score the prototypes of a batch. Each rank scores either all prototypes for its
+/// own micro-batches, or its columns for those of its column group.
 #[derive(Clone, Copy)]
 pub(crate) struct PrototypeExchange<'a> {
     peers: Peers<'a>,
@@ -29,13 +29,13 @@ impl<'a> PrototypeExchange<'a> {
         self.columns.map(|columns| columns.group)
     }
 
-    /// Number of ranks that divide the prototypes of a head; 1 if none do.
+    /// Returns the number of ranks that divide the prototypes of a head; 1 if none do.
     pub(crate) fn n_parts(&self) -> usize {
         self.group().map_or(1, |group| group.n_parts())
     }
 
-    /// Returns the outputs of prototype heads of the network `name`, which is not the trained one,
-    /// by micro-batch that this rank scores.
+    /// Returns the outputs of prototype heads of the network `name`, which is not the trained one:
+    /// one per micro-batch that this rank scores.
     pub(crate) fn outputs<'b>(&'b self, batch: &'b BatchOutputs<'_>, name: &str) -> Vec<&'b HeadOutputs> {
         match &self.columns {
             Some(columns) => columns.network_outputs(name).iter().collect(),
@@ -43,8 +43,8 @@ impl<'a> PrototypeExchange<'a> {
         }
     }
 
-    /// Returns the outputs of prototype heads of the trained network, by micro-batch that this rank
-    /// scores.
+    /// Returns the outputs of prototype heads of the trained network: one per micro-batch that this
+    /// rank scores.
     pub(crate) fn trained_outputs<'b>(&'b self, batch: &'b BatchOutputs<'_>) -> Vec<&'b HeadOutputs> {
         match &self.columns {
             Some(columns) => columns.trained.iter().collect(),
@@ -52,27 +52,27 @@ impl<'a> PrototypeExchange<'a> {
         }
     }
 
-    /// Number of micro-batches of the batch, N.
+    /// Returns the number of micro-batches of the batch, N.
     pub(crate) fn n_micro_batches(&self) -> usize {
         self.peers.n_micro_batches()
     }
 
-    /// Returns the number in the batch of micro-batch `number` of those that this rank scores.
-    pub(crate) fn number(&self, number: usize) -> usize {
+    /// Converts an index among the micro-batches that this rank scores to one in the batch.
+    pub(crate) fn global_index(&self, local: usize) -> usize {
         match self.group() {
-            Some(group) => group.number(number),
-            // The position of its first image is the number of a micro-batch.
-            None => self.peers.position(number, 0),
+            Some(group) => group.global_index(local),
+            // Position p is in micro-batch p mod N: the first image's position is the index.
+            None => self.peers.position(local, 0),
         }
     }
 
-    /// Returns the sum over ranks of `n_local`, a number that the host knows, of this rank's own
+    /// Returns the sum over ranks of `n_local`, a count already in host memory, of this rank's own
     /// micro-batches.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(crate) fn count(&self, what: &str, n_local: usize) -> Result<usize, EngineError> {
-        self.peers.count(what, n_local)
+    pub(crate) fn sum_counts(&self, subject: &str, n_local: usize) -> Result<usize, EngineError> {
+        self.peers.sum_counts(subject, n_local)
     }
 
     /// Returns the largest number over all micro-batches and columns, `[1]`; `values` holds those
@@ -80,8 +80,8 @@ impl<'a> PrototypeExchange<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(super) fn max(&self, what: &str, values: Vec<Tensor<1>>) -> Result<Tensor<1>, EngineError> {
-        self.peers.max(what, values)
+    pub(super) fn max(&self, subject: &str, values: Vec<Tensor<1>>) -> Result<Tensor<1>, EngineError> {
+        self.peers.max(subject, values)
     }
 
     /// Returns the sum over all micro-batches of the batch, for the columns that this rank scores;
@@ -89,10 +89,10 @@ impl<'a> PrototypeExchange<'a> {
     ///
     /// # Errors
     /// [`EngineError`].
-    pub(super) fn sum(&self, what: &str, values: &[Tensor<1>]) -> Result<Tensor<1>, EngineError> {
+    pub(super) fn sum(&self, subject: &str, values: &[Tensor<1>]) -> Result<Tensor<1>, EngineError> {
         match self.group() {
-            Some(group) => group.sum(what, values),
-            None => self.peers.sum(what, values),
+            Some(group) => group.sum(subject, values),
+            None => self.peers.sum(subject, values),
         }
     }
 
@@ -104,23 +104,24 @@ impl<'a> PrototypeExchange<'a> {
         values.narrow(0, group.part() * k, k)
     }
 
-    /// Returns `N` lists of values for all prototypes, given those for the columns that this rank
-    /// scores, one list after another.
+    /// `values` holds N lists end to end, each of this rank's columns; returns each list for all
+    /// prototypes.
     ///
     /// # Errors
     /// [`EngineError`].
     pub(super) fn all_columns<const N: usize>(
         &self,
-        what: &str,
+        subject: &str,
         values: Tensor<1>,
     ) -> Result<[Tensor<1>; N], EngineError> {
         let [n] = values.dims();
+        debug_assert!(n.is_multiple_of(N), "{N} lists of the same length in {n} values");
         let k = n / N;
         let Some(group) = self.group() else {
             return Ok(std::array::from_fn(|i| values.clone().slice(i * k..(i + 1) * k)));
         };
         let device = values.device();
-        let parts = group.all_parts(what, values)?;
+        let parts = group.all_parts(subject, values)?;
         Ok(std::array::from_fn(|i| {
             let all: Vec<f32> = parts.iter().flat_map(|part| &part[i * k..(i + 1) * k]).copied().collect();
             Tensor::from_floats(&all[..], &device)

@@ -20,18 +20,18 @@ use crate::method::Collective;
 /// # Errors
 /// [`EngineError`].
 pub(crate) fn batch_means<const N: usize>(
-    what: &str,
+    subject: &str,
     rows: [&Rows; N],
     exchange: PrototypeExchange<'_>,
 ) -> Result<[Tensor<1>; N], EngineError> {
     let n = rows[0].n().max(1);
     let sums = rows.map(Rows::column_sums);
     let mut joined: Vec<Tensor<1>> = Vec::with_capacity(sums[0].len());
-    for number in 0..sums[0].len() {
-        joined.push(Tensor::cat(sums.iter().map(|sums| sums[number].clone()).collect(), 0));
+    for index in 0..sums[0].len() {
+        joined.push(Tensor::cat(sums.iter().map(|sums| sums[index].clone()).collect(), 0));
     }
-    let means = exchange.sum(what, &joined)? / n as f64;
-    exchange.all_columns(what, means)
+    let means = exchange.sum(subject, &joined)? / n as f64;
+    exchange.all_columns(subject, means)
 }
 
 /// Returns the collective of [`batch_means`] of `n` kinds of rows over `n_prototypes`.

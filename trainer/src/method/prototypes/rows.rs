@@ -40,17 +40,17 @@ impl Rows {
         Self { by_batch, n, n_prototypes, device }
     }
 
-    /// Rows of micro-batch `number`, if it has any.
-    pub(crate) fn get(&self, number: usize) -> Option<&Tensor<3>> {
-        self.by_batch[number].as_ref()
+    /// Rows of micro-batch `index`, if it has any.
+    pub(crate) fn get(&self, index: usize) -> Option<&Tensor<3>> {
+        self.by_batch[index].as_ref()
     }
 
-    /// Rows of micro-batch `number`.
+    /// Rows of micro-batch `index`.
     ///
     /// # Panics
     /// If it has none, which is only possible for masked cells.
-    pub(crate) fn batch(&self, number: usize) -> &Tensor<3> {
-        self.get(number).expect("rows of every micro-batch")
+    pub(crate) fn batch(&self, index: usize) -> &Tensor<3> {
+        self.get(index).expect("rows of every micro-batch")
     }
 
     /// Number of rows of the global batch.

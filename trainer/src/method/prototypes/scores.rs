@@ -15,19 +15,19 @@ pub(crate) struct CompletedScores {
     scores: Tensor<3>,
     /// Logarithm of the sum of the exponentials over all columns, by row; empty where this rank has
     /// all columns.
-    total: Vec<f32>,
+    log_total: Vec<f32>,
     /// Logarithm of the sum of the exponentials over the columns of other ranks, by row; empty
     /// where this rank has all columns.
-    others: Vec<f32>,
+    log_others: Vec<f32>,
     n_parts: usize,
 }
 
 impl CompletedScores {
     /// Wraps scores of all prototypes.
-    pub(crate) fn whole(scores: Vec<Tensor<3>>) -> Vec<Self> {
+    pub(crate) fn from_all_columns(scores: Vec<Tensor<3>>) -> Vec<Self> {
         let mut completed = Vec::with_capacity(scores.len());
         for scores in scores {
-            completed.push(Self { scores, total: Vec::new(), others: Vec::new(), n_parts: 1 });
+            completed.push(Self { scores, log_total: Vec::new(), log_others: Vec::new(), n_parts: 1 });
         }
         completed
     }
@@ -46,49 +46,50 @@ impl CompletedScores {
             .map(|scores| Some(log_sum_exp(scores.clone().inner(), None, temperature)))
             .collect();
         let parts = RowParts::gather("softmax", &log_sums, group)?;
-        let [total, others] = parts.combine(log_sum).map(|rows| parts.split_batches(&rows));
+        let [log_total, log_others] = parts.combine(log_sum).map(|rows| parts.split_batches(&rows));
         let n_parts = group.n_parts();
         let mut completed = Vec::with_capacity(scores.len());
-        for ((scores, total), others) in scores.into_iter().zip(total).zip(others) {
-            let scores = with_column(scores, &to_scores(&others, temperature));
-            completed.push(Self { scores, total, others, n_parts });
+        for ((scores, log_total), log_others) in scores.into_iter().zip(log_total).zip(log_others) {
+            let scores = with_column(scores, &to_scores(&log_others, temperature));
+            completed.push(Self { scores, log_total, log_others, n_parts });
         }
         Ok(completed)
     }
 
-    /// Returns the difference between this rank's part of the cross-entropy of `row` and the
-    /// cross-entropy of the completed row, for a target with `other` in the last column. The part
-    /// does not include the term of the last column, and ranks share the logarithm equally.
+    /// Returns the correction that makes this rank's cross-entropy of the completed `row` a share:
+    /// ranks split log Σ evenly, and the appended column counts on no rank. `other_mass` is the
+    /// target in that column. Assumes a target that sums to one, or whose sum is applied as a
+    /// weight.
     ///
     /// ```text
     /// H = Σ t · (log Σ exp(s / τ) - s / τ)
     /// ```
-    fn correction(&self, row: usize, other: f32) -> f64 {
+    fn correction(&self, row: usize, other_mass: f32) -> f64 {
         let share = 1.0 - 1.0 / self.n_parts as f64;
-        f64::from(other) * f64::from(self.others[row]) - share * f64::from(self.total[row])
+        f64::from(other_mass) * f64::from(self.log_others[row]) - share * f64::from(self.log_total[row])
     }
 }
 
-/// Returns the loss of [`between_weighted_views`] for micro-batch `number` of those that this rank
-/// scores, or its part of it. The parts add up to the loss over ranks; the gradient at this rank's
-/// scores is that of the loss.
+/// Returns the loss of [`between_weighted_views`] for a micro-batch, or this rank's part of it.
+/// `index` counts the micro-batches that this rank scores. The parts add up to the loss over ranks.
+/// The gradient at this rank's scores is the gradient of the loss.
 pub(crate) fn between_views(
     student: &[CompletedScores],
     targets: &PrototypeTargets,
-    number: usize,
+    index: usize,
     temperature: f64,
     other_weight: f64,
 ) -> Tensor<1> {
-    let rows = targets.rows.batch(number);
-    let scores: Vec<Tensor<3>> = student.iter().map(|student| student.scores.clone()).collect();
+    let rows = targets.rows.batch(index);
+    let scores: Vec<Tensor<3>> = student.iter().map(|group| group.scores.clone()).collect();
     let loss = between_weighted_views(&scores, rows, temperature, other_weight);
-    let Some(others) = &targets.others else { return loss };
-    let others = &others[number];
+    let Some(other_mass) = &targets.other_mass else { return loss };
+    let other_mass = &other_mass[index];
     let [n_images, n_teacher, _] = rows.dims();
     let mut correction = 0.0;
     let mut n_pairs = 0;
-    for (i, student) in student.iter().enumerate() {
-        let [b, v, _] = student.scores.dims();
+    for (i, group) in student.iter().enumerate() {
+        let [b, v, _] = group.scores.dims();
         let GroupPairs { pairs, n, weight } = GroupPairs::new(i, v, n_teacher, other_weight);
         n_pairs += n;
         for row in 0..b * v {
@@ -97,7 +98,7 @@ pub(crate) fn between_views(
             let mut row_correction = 0.0;
             for target in 0..n_teacher {
                 if pairs == Pairs::All || target != view {
-                    row_correction += student.correction(row, others[image * n_teacher + target]);
+                    row_correction += group.correction(row, other_mass[image * n_teacher + target]);
                 }
             }
             correction += weight * row_correction;
@@ -106,26 +107,26 @@ pub(crate) fn between_views(
     loss + correction / (n_pairs * n_images) as f64
 }
 
-/// Returns the sum of the cross-entropies of the rows of micro-batch `number` of those that this
-/// rank scores, whose targets have been weighted, or this rank's part of it, as in
-/// [`between_views`].
+/// Returns the sum of the cross-entropies of the rows of a micro-batch, or this rank's part of it,
+/// as in [`between_views`]. `index` counts the micro-batches that this rank scores. The targets
+/// have been weighted.
 ///
 /// # Panics
-/// If the micro-batch has no rows.
+/// If the micro-batch has no rows, or if targets over divided prototypes have not been weighted.
 pub(crate) fn weighted_rows(
     student: &CompletedScores,
     targets: &PrototypeTargets,
-    number: usize,
+    index: usize,
     temperature: f64,
 ) -> Tensor<1> {
-    let rows = targets.rows.batch(number).clone();
+    let rows = targets.rows.batch(index).clone();
     let loss = cross_entropy(student.scores.clone(), rows, Pairs::All, temperature);
-    let Some(others) = &targets.others else { return loss };
-    let correction: f64 = others[number]
+    let Some(other_mass) = &targets.other_mass else { return loss };
+    let correction: f64 = other_mass[index]
         .iter()
-        .zip(&targets.weights[number])
+        .zip(&targets.weights[index])
         .enumerate()
-        .map(|(row, (other, weight))| f64::from(*weight) * student.correction(row, *other))
+        .map(|(row, (other_mass, weight))| f64::from(*weight) * student.correction(row, *other_mass))
         .sum();
     loss + correction
 }

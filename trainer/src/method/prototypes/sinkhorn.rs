@@ -32,7 +32,7 @@ pub(crate) fn targets(
     // With the maximum over all rows the largest entry is 1, so that nothing overflows.
     let max = exchange.max("sinkhorn", scores.reduce(1, f32::MIN, largest))?;
     let mut all = scores.map(|scores| exp_rows(scores.clone(), max.clone(), temperature, FLOOR));
-    let mut others = None;
+    let mut other_mass = None;
     for _ in 0..n_iterations {
         // Avoids a division by zero in a batch without rows.
         let factor = n_prototypes as f64 / scores.n().max(1) as f64;
@@ -46,16 +46,16 @@ pub(crate) fn targets(
         let parts = RowParts::gather("sinkhorn", &row_sums, group)?;
         let [total, rest] = parts.combine(sum);
         let shares: Vec<f32> = rest.iter().zip(&total).map(|(rest, total)| rest / total).collect();
-        others = Some(parts.split_batches(&shares));
+        other_mass = Some(parts.split_batches(&shares));
         all = all.map_with(&parts.split_batches(&total), |q, totals| {
             let totals = Tensor::from_floats(&totals[..], &q.device());
             scaled(q.clone(), columns.clone(), totals)
         });
     }
-    if let Some(others) = &others {
-        all = all.map_with(others, |q, others| with_column(q.clone(), others));
+    if let Some(other_mass) = &other_mass {
+        all = all.map_with(other_mass, |q, other_mass| with_column(q.clone(), other_mass));
     }
-    Ok(PrototypeTargets::new(all, others))
+    Ok(PrototypeTargets::new(all, other_mass))
 }
 
 /// Returns the collectives of [`targets`] over `n_prototypes`.

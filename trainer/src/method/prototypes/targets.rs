@@ -14,17 +14,17 @@ pub(crate) struct PrototypeTargets {
     /// Targets, `[B, V, K]`; where ranks divide the prototypes, `[B, V, K / C + 1]`, whose last
     /// column is the sum over the columns of other ranks.
     pub(super) rows: Rows,
-    /// Last column before rows were weighted, by micro-batch; `None` where every rank has all
-    /// columns.
-    pub(super) others: Option<Vec<Vec<f32>>>,
+    /// Sum of each target over the columns of other ranks, before rows were weighted, by
+    /// micro-batch; `None` where every rank has all columns.
+    pub(super) other_mass: Option<Vec<Vec<f32>>>,
     /// Weights by which rows were multiplied, by micro-batch; empty if they were not.
     pub(super) weights: Vec<Vec<f32>>,
 }
 
 impl PrototypeTargets {
     /// Wraps targets that have not been weighted.
-    pub(super) fn new(rows: Rows, others: Option<Vec<Vec<f32>>>) -> Self {
-        Self { rows, others, weights: Vec::new() }
+    pub(super) fn new(rows: Rows, other_mass: Option<Vec<Vec<f32>>>) -> Self {
+        Self { rows, other_mass, weights: Vec::new() }
     }
 
     /// Returns `softmax((scores - center) / temperature)`, where `center` is that of all
@@ -48,17 +48,18 @@ impl PrototypeTargets {
             .map(|rows| Some(log_sum_exp(rows?.clone(), Some(center.clone()), temperature)))
             .collect();
         let parts = RowParts::gather("softmax", &log_sums, group)?;
-        let [total, others] = parts.combine(log_sum);
-        let sums: Vec<f32> = others.iter().zip(&total).map(|(other, total)| (other - total).exp()).collect();
+        let [log_total, log_others] = parts.combine(log_sum);
+        let other_mass: Vec<f32> =
+            log_others.iter().zip(&log_total).map(|(other, total)| (other - total).exp()).collect();
         let center = Tensor::cat(vec![center.clone(), Tensor::zeros([1], &center.device())], 0);
-        let rows = scores.map_with(&parts.split_batches(&others), |x, others| {
+        let rows = scores.map_with(&parts.split_batches(&log_others), |x, log_others| {
             softmax_rows(
-                with_column(x.clone(), &to_scores(others, temperature)),
+                with_column(x.clone(), &to_scores(log_others, temperature)),
                 Some(center.clone()),
                 temperature,
             )
         });
-        Ok(Self::new(rows, Some(parts.split_batches(&sums))))
+        Ok(Self::new(rows, Some(parts.split_batches(&other_mass))))
     }
 
     /// Joins targets of single views, `[B', 1, K]`, of which the first `n_images` rows of each
@@ -66,27 +67,27 @@ impl PrototypeTargets {
     pub(crate) fn join_views(by_view: &[Self], n_images: usize, n_micro_batches: usize) -> Self {
         let first = &by_view[0].rows;
         let mut batches = Vec::new();
-        let mut others = Vec::new();
-        for number in 0..first.by_batch().count() {
+        let mut other_mass = Vec::new();
+        for index in 0..first.by_batch().count() {
             let views =
-                by_view.iter().map(|view| view.rows.batch(number).clone().slice(0..n_images)).collect();
+                by_view.iter().map(|view| view.rows.batch(index).clone().slice(0..n_images)).collect();
             batches.push(Some(Tensor::cat(views, 1)));
             let mut column = Vec::new();
             for image in 0..n_images {
-                for sums in by_view.iter().filter_map(|view| view.others.as_ref()) {
-                    column.push(sums[number][image]);
+                for sums in by_view.iter().filter_map(|view| view.other_mass.as_ref()) {
+                    column.push(sums[index][image]);
                 }
             }
-            others.push(column);
+            other_mass.push(column);
         }
         let n = n_images * by_view.len() * n_micro_batches;
         let rows = Rows::from_ragged(batches, n, first.n_prototypes(), first.device().clone());
-        Self::new(rows, by_view[0].is_divided().then_some(others))
+        Self::new(rows, by_view[0].is_divided().then_some(other_mass))
     }
 
     /// Returns whether ranks divide the prototypes.
     pub(crate) fn is_divided(&self) -> bool {
-        self.others.is_some()
+        self.other_mass.is_some()
     }
 
     /// Targets of the columns that this rank scores.
@@ -96,7 +97,7 @@ impl PrototypeTargets {
 
     /// Multiplies row `r` of micro-batch `b` by `weights[b][r]`.
     pub(crate) fn weighted(self, weights: Vec<Vec<f32>>) -> Self {
-        Self { rows: self.rows.weighted(&weights), others: self.others, weights }
+        Self { rows: self.rows.weighted(&weights), other_mass: self.other_mass, weights }
     }
 
     /// Returns the mean entropy in nats and the mean largest probability of each micro-batch that

@@ -47,9 +47,9 @@ pub(super) struct ViewTargets {
 }
 
 impl ViewTargets {
-    /// Returns the gauges of the targets of micro-batch `number`, or this rank's shares of them.
-    fn gauges(&self, number: usize) -> Vec<(&'static str, Tensor<1>)> {
-        let [entropy, max_prob] = self.sharpness[number].clone();
+    /// Returns the gauges of the targets of micro-batch `index`, or this rank's shares of them.
+    fn gauges(&self, index: usize) -> Vec<(&'static str, Tensor<1>)> {
+        let [entropy, max_prob] = self.sharpness[index].clone();
         vec![
             (TARGET_ENTROPY, entropy),
             ("health/teacher_max_prob", max_prob),
@@ -67,9 +67,9 @@ pub(super) struct Anchors {
 }
 
 impl Anchors {
-    /// Returns the loss of micro-batch `number`, `[1]`.
-    fn loss(&self, number: usize, student: &Outputs) -> Tensor<1> {
-        let anchor = &self.features[number];
+    /// Returns the loss of micro-batch `index`, `[1]`.
+    fn loss(&self, index: usize, student: &Outputs) -> Tensor<1> {
+        let anchor = &self.features[index];
         let patches = student.features[0].patches();
         gram_loss(patches.x, resample_bicubic(anchor.x.clone(), anchor.grid[0], patches.grid[0]))
     }
@@ -106,7 +106,7 @@ impl Cells {
 }
 
 impl Loss {
-    /// Returns whether the loss has other parts than that of the views.
+    /// Returns whether the loss has parts other than the loss of the views.
     fn has_other_parts(&self) -> bool {
         self.cells.is_some() || !self.neighbors.is_empty() || self.has_gram
     }
@@ -121,14 +121,14 @@ impl Loss {
         scores
     }
 
-    /// Returns the part of the loss of micro-batch `number` that depends on [`Loss::scores`] of
+    /// Returns the part of the loss of micro-batch `index` that depends on [`Loss::scores`] of
     /// `heads`, or this rank's share of it. The part of the cells is the mean over all views of the
     /// mean over a view's masked cells.
-    fn score_loss(&self, number: usize, heads: &HeadOutputs, scores: &[CompletedScores]) -> MicroBatchLoss {
+    fn score_loss(&self, index: usize, heads: &HeadOutputs, scores: &[CompletedScores]) -> MicroBatchLoss {
         let n_sizes = heads.by_name[HEAD].len();
         let targets = &self.views.balanced.targets;
-        let loss = between_views(&scores[..n_sizes], targets, number, self.student_temp, self.local_weight);
-        let mut gauges = self.views.gauges(number);
+        let loss = between_views(&scores[..n_sizes], targets, index, self.student_temp, self.local_weight);
+        let mut gauges = self.views.gauges(index);
         if self.has_other_parts() {
             gauges.push((MATCH_LOSS, loss.clone().inner()));
         }
@@ -136,7 +136,7 @@ impl Loss {
         if let Some(cells) = &self.cells {
             let n_views = heads.masked(0).cells.len();
             let cell_loss = scores.get(n_sizes).map(|scores| {
-                weighted_rows(scores, &cells.balanced.targets, number, self.student_temp) / n_views as f64
+                weighted_rows(scores, &cells.balanced.targets, index, self.student_temp) / n_views as f64
             });
             cells.add_to(&mut total, cell_loss);
         }
@@ -147,27 +147,27 @@ impl Loss {
 impl BatchLoss for Loss {
     fn column_loss(
         &self,
-        number: usize,
+        index: usize,
         scores: &HeadOutputs,
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         // Scores of views and cells are completed with one exchange.
         let completed = CompletedScores::complete(self.scores(scores), self.student_temp, group)?;
-        Ok(self.score_loss(number, scores, &completed))
+        Ok(self.score_loss(index, scores, &completed))
     }
 
-    fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+    fn micro_batch_loss(&self, index: usize, student: &Outputs) -> MicroBatchLoss {
         let globals = student.pooled(0);
         let MicroBatchLoss { mut loss, mut gauges } = if self.views.balanced.targets.is_divided() {
             // The step adds what depends on scores, by `column_loss`.
             MicroBatchLoss { loss: globals.clone().sum() * 0.0, gauges: Vec::new() }
         } else {
-            let scores = CompletedScores::whole(self.scores(&student.heads));
-            self.score_loss(number, &student.heads, &scores)
+            let scores = CompletedScores::from_all_columns(self.scores(&student.heads));
+            self.score_loss(index, &student.heads, &scores)
         };
         let mut koleo: Option<Tensor<1>> = None;
         for (i, neighbors) in self.neighbors.iter().enumerate() {
-            let term = neighbors.koleo(view(&globals, i), &self.positions[number]);
+            let term = neighbors.koleo(view(&globals, i), &self.positions[index]);
             koleo = Some(match koleo {
                 Some(sum) => sum + term,
                 None => term,
@@ -178,7 +178,7 @@ impl BatchLoss for Loss {
             loss = loss + koleo * self.koleo_weight;
         }
         if let Some(anchors) = &self.anchors {
-            let gram = anchors.loss(number, student);
+            let gram = anchors.loss(index, student);
             gauges.push(("train/gram_loss", gram.clone().inner()));
             loss = loss + gram * anchors.weight;
         } else if self.has_gram {

@@ -15,7 +15,7 @@ use super::settings::{
     GramAnchor, GramWeights, Teacher, check_bounds, check_koleo, check_masks, check_student_temp,
     check_views, repeats_first,
 };
-use super::targets::Targets;
+use super::targets::TargetRule;
 use crate::method::loss::koleo::{self, neighbors_by_view};
 use crate::method::network::{Backbone, NetworkSpec, SeenViews, UpdateRule};
 use crate::method::prototype_group::check_prototype_group;
@@ -42,8 +42,8 @@ pub(in crate::method) struct SelfDistillation {
     width: usize,
     /// Head of the views, and of masked cells that have none of their own.
     head: HeadSizes,
-    /// Targets of the views.
-    targets: Targets,
+    /// Rule by which the teacher's scores of views become targets.
+    targets: TargetRule,
     /// Prediction of masked cells, if the method has one.
     patches: Option<PatchPrediction>,
     /// Temperature of the student's softmax.
@@ -80,7 +80,7 @@ impl SelfDistillation {
         check_student_temp(student_temp)?;
         check_views(cx)?;
         Ok(Self {
-            targets: teacher.targets("center", head.prototypes, cx)?,
+            targets: teacher.target_rule("center", head.prototypes, cx)?,
             decay: teacher.decay(cx)?,
             head,
             patches: None,
@@ -97,7 +97,7 @@ impl SelfDistillation {
     }
 
     /// Adds the prediction of patches that `masks` hides, with `weight`. `head` scores them, or
-    /// else that of the views.
+    /// else the head of the views.
     ///
     /// # Errors
     /// A message with the key and the reason.
@@ -111,8 +111,8 @@ impl SelfDistillation {
     ) -> Result<Self, String> {
         check_masks(&masks, weight)?;
         head.iter().try_for_each(|head| head.check("patch_head.", "patch_head."))?;
-        let prototypes = head.as_ref().unwrap_or(&self.head).prototypes;
-        let targets = teacher.targets("patch_center", prototypes, cx)?;
+        let n_prototypes = head.as_ref().unwrap_or(&self.head).prototypes;
+        let targets = teacher.target_rule("patch_center", n_prototypes, cx)?;
         let centered_on = CenteredOn::MaskedPatches;
         Ok(Self { patches: Some(PatchPrediction { head, targets, weight, centered_on, masks }), ..self })
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
 use super::loss::Cells;
-use super::targets::Targets;
+use super::targets::TargetRule;
 use crate::method::Collective;
 use crate::method::prototypes::mean::{self, batch_means};
 use crate::method::prototypes::{PrototypeExchange, Rows};
@@ -29,7 +29,7 @@ pub(super) struct PatchPrediction {
     /// Head of patches; `None` for that of views.
     pub(super) head: Option<HeadSizes>,
     /// Rule by which the teacher's scores of patches become targets.
-    pub(super) targets: Targets,
+    pub(super) targets: TargetRule,
     /// Weight of the patches' part of the loss.
     pub(super) weight: f64,
     /// Cells over which the teacher's scores are averaged for the center.
@@ -55,7 +55,7 @@ impl PatchPrediction {
         let k = self.targets.center.len();
         let device = teacher[0].features[0].x.device();
         let n_local = teacher.iter().map(|outputs| outputs.heads.masked(0).n()).sum();
-        let n = exchange.count("rows", n_local)?;
+        let n = exchange.sum_counts("rows", n_local)?;
         let scores = scored.iter().map(|outputs| outputs.on_masked(head, 0)).collect();
         let scores = Rows::from_ragged(scores, n, k / exchange.n_parts(), device);
         let mut balanced = self.targets.balance("masked patches", &scores, step, exchange)?;

@@ -5,7 +5,7 @@ use networks::mask::{MaskRule, SmallestBlock};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::targets::{Centering, Targets};
+use super::targets::{Centering, TargetRule};
 use crate::method::MethodContext;
 use crate::schedule::{Duration, Ramp, Schedule};
 
@@ -82,28 +82,28 @@ pub(in crate::method) struct Teacher<'a> {
 }
 
 impl Teacher<'_> {
-    /// Returns the rule for targets over `prototypes`, whose center is called `name`.
+    /// Returns the target rule for a head with `n_prototypes`; its center is saved as `name`.
     ///
     /// # Errors
     /// A message with the key and the reason.
-    pub(super) fn targets(
+    pub(super) fn target_rule(
         &self,
         name: &'static str,
-        prototypes: usize,
+        n_prototypes: usize,
         cx: &MethodContext,
-    ) -> Result<Targets, String> {
+    ) -> Result<TargetRule, String> {
         check_temperatures(self.temperature_key, &self.temperature)?;
         check_bounds(&[("center_decay", self.center_decay, [0.0, 1.0])])?;
         let [from, to] = self.temperature;
         let steps = cx.length.steps("method.teacher_temp_warmup", self.warmup)?;
         let ramp_steps = steps.saturating_sub(u64::from(self.warmup_includes_end));
-        Ok(Targets {
+        Ok(TargetRule {
             name,
             centering: self.centering,
             center_decay: self.center_decay,
             temperature_key: self.temperature_key,
             temperature: Ramp { from, to, ramp_steps },
-            center: vec![0.0; prototypes],
+            center: vec![0.0; n_prototypes],
         })
     }
 
@@ -277,7 +277,7 @@ pub(super) fn repeats_first(views: &MultiCrop) -> bool {
     let groups = views.groups();
     let n_first = groups[0].n_views;
     let n_last = groups[groups.len() - 1].n_views;
-    // Number of the view whose box each view has, if it has one of another view.
+    // Index of the view whose box each view has, if it has one of another view.
     let mut sources: Vec<Option<usize>> = Vec::new();
     for crop in &views.crops {
         let first: Option<usize> =

@@ -32,7 +32,7 @@ pub enum Centering {
 
 /// Rule by which targets are computed from scores, with its center.
 #[derive(Debug, Clone)]
-pub(super) struct Targets {
+pub(super) struct TargetRule {
     /// Name of the center in checkpoints and among observed values.
     pub(super) name: &'static str,
     pub(super) centering: Centering,
@@ -57,14 +57,14 @@ pub(super) struct Balanced {
     pub(super) prototypes_in_use: Tensor<1>,
 }
 
-impl Targets {
-    /// Computes the targets for the `scores` of a batch. `what` is their name in messages.
+impl TargetRule {
+    /// Computes the targets for the `scores` of a batch. `subject` is their name in messages.
     ///
     /// # Errors
     /// [`EngineError`].
     pub(super) fn balance(
         &self,
-        what: &str,
+        subject: &str,
         scores: &Rows,
         step: u64,
         exchange: PrototypeExchange<'_>,
@@ -74,21 +74,21 @@ impl Targets {
             Centering::Mean => {
                 let center = self.center_tensor(scores.device());
                 let targets = PrototypeTargets::softmax(scores, center, temperature, exchange)?;
-                let [mean, mean_target] = batch_means(what, [scores, targets.rows()], exchange)?;
+                let [mean, mean_target] = batch_means(subject, [scores, targets.rows()], exchange)?;
                 let mean = (scores.n() > 0).then_some((self.name, mean));
                 let prototypes_in_use = exchange.share(prototypes_in_use(mean_target));
                 Ok(Balanced { targets, mean, prototypes_in_use })
             }
             Centering::Sinkhorn => {
                 let targets = sinkhorn::targets(scores, temperature, SINKHORN_ITERATIONS, exchange)?;
-                let [mean_target] = batch_means(what, [targets.rows()], exchange)?;
+                let [mean_target] = batch_means(subject, [targets.rows()], exchange)?;
                 let prototypes_in_use = exchange.share(prototypes_in_use(mean_target));
                 Ok(Balanced { targets, mean: None, prototypes_in_use })
             }
         }
     }
 
-    /// Returns the collectives of [`Targets::balance`].
+    /// Returns the collectives of [`TargetRule::balance`].
     pub(super) fn collectives(&self) -> Vec<Collective> {
         let k = self.center.len();
         match self.centering {

@@ -33,10 +33,10 @@ pub(super) struct SwavLoss {
 }
 
 impl SwavLoss {
-    /// Returns the loss of micro-batch `number` and its gauges, or this rank's shares of them.
-    fn score_loss(&self, number: usize, scores: &[CompletedScores]) -> MicroBatchLoss {
-        let loss = between_views(scores, &self.assignments, number, self.temperature, 1.0);
-        let [entropy, max_prob] = self.sharpness[number].clone();
+    /// Returns the loss of micro-batch `index` and its gauges, or this rank's shares of them.
+    fn score_loss(&self, index: usize, scores: &[CompletedScores]) -> MicroBatchLoss {
+        let loss = between_views(scores, &self.assignments, index, self.temperature, 1.0);
+        let [entropy, max_prob] = self.sharpness[index].clone();
         let gauges = vec![
             (TARGET_ENTROPY, entropy),
             ("health/target_max_prob", max_prob),
@@ -47,22 +47,22 @@ impl SwavLoss {
 }
 
 impl BatchLoss for SwavLoss {
-    fn micro_batch_loss(&self, number: usize, student: &Outputs) -> MicroBatchLoss {
+    fn micro_batch_loss(&self, index: usize, student: &Outputs) -> MicroBatchLoss {
         if self.assignments.is_divided() {
             // The whole loss depends on divided heads.
             return MicroBatchLoss { loss: student.pooled(0).sum() * 0.0, gauges: Vec::new() };
         }
-        self.score_loss(number, &CompletedScores::whole(student.heads.on_all_views(SCORES)))
+        self.score_loss(index, &CompletedScores::from_all_columns(student.heads.on_all_views(SCORES)))
     }
 
     fn column_loss(
         &self,
-        number: usize,
+        index: usize,
         scores: &HeadOutputs,
         group: ColumnGroup<'_>,
     ) -> Result<MicroBatchLoss, EngineError> {
         let completed = CompletedScores::complete(scores.on_all_views(SCORES), self.temperature, group)?;
-        Ok(self.score_loss(number, &completed))
+        Ok(self.score_loss(index, &completed))
     }
 
     fn observed(&self) -> Vec<(&'static str, Tensor<1>)> {

@@ -106,14 +106,14 @@ impl Swav {
         self.config.queue > 0 && self.queue.len() >= self.config.queue * self.n_values_per_image()
     }
 
-    /// Returns the queue's share of micro-batch `number` of the global batch, `[n, V, D]`; `None`
+    /// Returns the queue's share of micro-batch `index` of the global batch, `[n, V, D]`; `None`
     /// while the queue is not full, or if the share is empty.
-    fn queue_share(&self, number: usize, n_micro_batches: usize, device: &Device) -> Option<Tensor<3>> {
+    fn queue_share(&self, index: usize, n_micro_batches: usize, device: &Device) -> Option<Tensor<3>> {
         if !self.has_full_queue() {
             return None;
         }
         let n_values = self.n_values_per_image();
-        let images = self.queue.chunks_exact(n_values).skip(number).step_by(n_micro_batches);
+        let images = self.queue.chunks_exact(n_values).skip(index).step_by(n_micro_batches);
         let values: Vec<f32> = images.flatten().copied().collect();
         if values.is_empty() {
             return None;
@@ -122,16 +122,16 @@ impl Swav {
         Some(Tensor::from_data(TensorData::new(values, shape), device))
     }
 
-    /// Returns the scores of micro-batch `number` of the global batch, followed by those of its
+    /// Returns the scores of micro-batch `index` of the global batch, followed by those of its
     /// share of the queue.
     fn append_queue(
         &self,
         batch: &BatchOutputs<'_>,
         scores: &Tensor<3>,
-        number: usize,
+        index: usize,
         n_micro_batches: usize,
     ) -> Tensor<3> {
-        match self.queue_share(number, n_micro_batches, &scores.device()) {
+        match self.queue_share(index, n_micro_batches, &scores.device()) {
             Some(share) => Tensor::cat(vec![scores.clone(), (batch.score)(SCORES, share)], 0),
             None => scores.clone(),
         }
@@ -155,7 +155,7 @@ impl Swav {
         let all: Vec<Tensor<3>> = scores
             .iter()
             .enumerate()
-            .map(|(i, scores)| self.append_queue(batch, scores, exchange.number(i), n))
+            .map(|(i, scores)| self.append_queue(batch, scores, exchange.global_index(i), n))
             .collect();
         let n_rows = self.n_rows(b * n);
         let Config { epsilon, sinkhorn_iterations, .. } = self.config;

@@ -54,7 +54,7 @@ pub(super) fn convolve<T: Number, W: Number>(
     }
 }
 
-/// Returns the gradient of packed weights, `[G, T·C, O]`, given that of the output.
+/// Returns the gradient of packed weights, `[G, T·C, O]`, given the gradient of the output.
 pub(super) fn weight_gradient<T: Number>(
     x: &[T],
     grad: &[T],

@@ -14,11 +14,11 @@ use super::part::Part;
 use super::plane::{Place, Plane, Steps};
 use crate::ops::conv::channels::Channels;
 use crate::ops::conv::geometry::Geometry;
+#[cfg(target_arch = "x86_64")]
+use crate::ops::cpu_product::x86;
+use crate::ops::cpu_product::{LaneSums, Lanes, N_LANES, pack_columns, pack_pair, plus_pair};
 use crate::ops::gemm::Mat;
 use crate::ops::number::Number;
-#[cfg(target_arch = "x86_64")]
-use crate::ops::product::x86;
-use crate::ops::product::{LaneSums, Lanes, N_LANES, pack_columns, pack_pair, plus_pair};
 
 /// Least number of pairs of windows whose products are summed in registers before they are added to
 /// the gradient. Whole rows are summed; the last rows of an image may have fewer pairs.
@@ -54,7 +54,7 @@ pub(super) fn convolve<W: Number>(x: &[bf16], parts: &[Part<'_, W>], channels: C
     }
 }
 
-/// Returns the gradient of packed weights, `[G, T·C, O]`, given that of the output.
+/// Returns the gradient of packed weights, `[G, T·C, O]`, given the gradient of the output.
 pub(super) fn weight_gradient(
     x: &[bf16],
     grad: &[bf16],

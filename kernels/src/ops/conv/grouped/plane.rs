@@ -29,7 +29,7 @@ pub(super) struct Plane<E> {
 pub(super) struct Place {
     /// Distance between cells: the channels of all groups, or more if cells lie between them.
     pub all: usize,
-    /// Number of the group's first channel.
+    /// Index of the group's first channel.
     pub first: usize,
     /// Channels of the group.
     pub len: usize,

@@ -33,7 +33,7 @@ pub(super) fn convolve<W: Number>(x: &[f32], parts: &[Part<'_, W>], channels: Ch
     }
 }
 
-/// Returns the gradient of packed weights, `[G, T·C, O]`, given that of the output.
+/// Returns the gradient of packed weights, `[G, T·C, O]`, given the gradient of the output.
 pub(super) fn weight_gradient(x: &[f32], grad: &[f32], channels: Channels, geometry: &Geometry) -> Vec<f32> {
     let [c, o] = channels.per_group();
     let mut gw = vec![0.0; channels.groups * geometry.n_taps() * c * o];

@@ -148,7 +148,7 @@ fn has_unit_stride<T>(mat: Mat<'_, T>) -> bool {
     mat.row_stride == 1 || mat.col_stride == 1
 }
 
-/// Calls `f` with the number of each chunk of `len` elements of `values`, and the chunk: in the
+/// Calls `f` with the index of each chunk of `len` elements of `values`, and the chunk: in the
 /// current rayon pool if there are several threads.
 fn for_each_chunk<T: Send>(
     values: &mut [T],

@@ -10,7 +10,7 @@
 //! The step runs these events one after another ([`super::execution`]), and estimates follow them
 //! ([`crate::estimate`]): a change of the order is a change of both. Weights that a unit keeps from
 //! its forward to its backward pass are gathered once. A gather is submitted while the unit before
-//! it computes, and a reduction while the next one does ([`ranks::prefetch`]).
+//! it computes, and a reduction while the next one does ([`ranks::in_flight`]).
 
 use ranks::topology::Sharding;
 
@@ -19,7 +19,7 @@ use super::segments::Segments;
 /// A network of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StepNetwork {
-    /// Network without gradients, by its number among those that see views.
+    /// Network without gradients, by its index among those that see views.
     Other(usize),
     /// The trained network.
     Trained,
@@ -139,7 +139,7 @@ impl Schedule {
 }
 
 impl NetworkUnits {
-    /// Returns the numbers of the units of the heads.
+    /// Returns the indices of the units of the heads.
     fn head_units(self) -> std::ops::Range<usize> {
         self.n_backbone..self.n_backbone + self.n_heads
     }

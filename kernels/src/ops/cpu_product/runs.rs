@@ -29,7 +29,7 @@ pub(in crate::ops) struct RunSizes {
 }
 
 /// Computes the product; rows of `out` are `out_stride` apart. `fill` is called with the number of
-/// a row, and passes the number of each run of the row, and the run, to its second argument;
+/// a row, and passes the index of each run of the row, and the run, to its second argument;
 /// `missing` replaces runs that are not passed. A large product runs on the threads of the current
 /// rayon pool.
 ///
@@ -63,7 +63,7 @@ pub(in crate::ops) fn product_of_runs<'a, B: Number, O: Number>(
             // By tile and run; rows beyond the last are computed and not used.
             let mut runs: Vec<Runs<'a>> = vec![[missing; ROWS]; rows.len().div_ceil(ROWS) * n_runs];
             for (r, row) in rows.clone().enumerate() {
-                fill(row, &mut |number, run| runs[r / ROWS * n_runs + number][r % ROWS] = &run[..len]);
+                fill(row, &mut |index, run| runs[r / ROWS * n_runs + index][r % ROWS] = &run[..len]);
             }
             let mut tile = Tile::default();
             for (columns, range) in columns.chunks(VECTORS * block.n_pairs()).zip(block.panels()) {
@@ -81,7 +81,7 @@ pub(in crate::ops) fn product_of_runs<'a, B: Number, O: Number>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::product::product_into;
+    use crate::ops::cpu_product::product_into;
 
     fn number(i: usize) -> bf16 {
         bf16::nearest((i as f32 * 0.7).sin())

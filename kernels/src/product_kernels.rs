@@ -198,7 +198,7 @@ pub fn check_one(number: u64) {
     UNTIL_CHECK.store(checked_product(number, n_products) as i64, Ordering::Relaxed);
 }
 
-/// Returns the number of the product that check `number` checks, below `n_products`. Multiples of
+/// Returns the index of the product that check `number` checks, below `n_products`. Multiples of
 /// the golden ratio spread successive checks evenly over a step.
 fn checked_product(number: u64, n_products: u64) -> u64 {
     let fraction = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);

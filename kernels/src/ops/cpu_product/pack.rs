@@ -92,10 +92,10 @@ pub(super) fn pack_rows<T: Number>(
     }
 }
 
-/// Returns part `number` of a range divided into parts of `len`; an empty range past the end.
+/// Returns part `index` of a range divided into parts of `len`; an empty range past the end.
 #[inline(always)]
-fn part(range: &Range<usize>, number: usize, len: usize) -> Range<usize> {
-    let start = range.end.min(range.start + number * len);
+fn part(range: &Range<usize>, index: usize, len: usize) -> Range<usize> {
+    let start = range.end.min(range.start + index * len);
     start..range.end.min(start + len)
 }
 

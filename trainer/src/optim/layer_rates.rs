@@ -12,9 +12,9 @@ use super::state::UnitShard;
 /// Ratios of a backbone's learning rates to the run's.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerRates {
-    /// Ratio of a unit's rate to that of the unit after it.
+    /// Ratio of a unit's rate to the rate of the unit after it.
     pub layer_decay: f64,
-    /// Ratio of the rate of the projection of patches to that of its unit.
+    /// Ratio of the rate of the projection of patches to the rate of its unit.
     pub patch_rate: f64,
     /// Steps at the beginning of a run during which the backbone is frozen.
     pub frozen_steps: u64,
@@ -27,12 +27,12 @@ impl Default for LayerRates {
 }
 
 impl LayerRates {
-    /// Scales the rates of a backbone's units, and freezes the units for the first steps. `numbers`
-    /// has, in the order of `shards`, the number of the undivided unit of each.
-    pub(crate) fn apply(self, shards: &mut [UnitShard], numbers: &[usize]) {
-        let last = numbers.last().map_or(0, |last| *last);
-        for (shard, number) in shards.iter_mut().zip(numbers) {
-            let n_after = (last - number) as i32;
+    /// Scales the rates of a backbone's units, and freezes the units for the first steps.
+    /// `undivided` has, in the order of `shards`, the index of the undivided unit of each.
+    pub(crate) fn apply(self, shards: &mut [UnitShard], undivided: &[usize]) {
+        let last = undivided.last().map_or(0, |last| *last);
+        for (shard, index) in shards.iter_mut().zip(undivided) {
+            let n_after = (last - index) as i32;
             for slot in &mut shard.layout.params {
                 let patch_rate = if slot.spec.projects_patches { self.patch_rate } else { 1.0 };
                 slot.spec.lr_scale *= self.layer_decay.powi(n_after) * patch_rate;

@@ -51,23 +51,24 @@ struct InFlight<'a> {
 }
 
 impl<'a> GatherQueue<'a> {
-    /// Queues the first gather of `list`; gathered buffers are moved to `device`.
+    /// Takes the step's gathers in order and submits the first. Gathered buffers are moved to
+    /// `device`.
     ///
     /// # Errors
     /// [`EngineError`].
     pub fn new(
         comm: &'a Communicator,
-        list: impl IntoIterator<Item = GatherRequest<'a>>,
+        requests: impl IntoIterator<Item = GatherRequest<'a>>,
         device: &'a Device,
     ) -> Result<Self, EngineError> {
-        let mut gathers = Self { comm, device, rest: list.into_iter().collect(), in_flight: None };
+        let mut gathers = Self { comm, device, rest: requests.into_iter().collect(), in_flight: None };
         gathers.look_ahead()?;
         Ok(gathers)
     }
 
-    /// Queues the next gather, unless it is in flight. Statistics of the unit that computes must be
-    /// submitted before: collectives run in the order of submission, and the statistics are waited
-    /// for.
+    /// Submits the next gather, unless it is in flight. Statistics of the unit that computes must
+    /// be submitted before: collectives run in the order of submission, and the statistics are
+    /// waited for.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -89,13 +90,13 @@ impl<'a> GatherQueue<'a> {
     }
 
     /// Returns the gathered buffer `[padded]` of `unit`, which must be the name of the next unit of
-    /// the list. The gather after it is not queued before [`GatherQueue::look_ahead`].
+    /// the requests. The gather after it is not submitted before [`GatherQueue::look_ahead`].
     ///
     /// # Errors
     /// [`EngineError`].
     ///
     /// # Panics
-    /// If another unit is the next of the list: a bug in the step.
+    /// If another unit is the next of the requests: a bug in the step.
     pub fn next_flat(&mut self, unit: &str) -> Result<Tensor<1>, EngineError> {
         self.look_ahead()?;
         let InFlight { unit: listed_unit, dtype, pending } =
@@ -107,7 +108,7 @@ impl<'a> GatherQueue<'a> {
     }
 }
 
-/// Reductions in flight, by number of the unit.
+/// Reductions in flight, by index of the unit.
 pub struct ReductionQueue<'a> {
     comm: &'a Communicator,
     /// Gradients that are still to be submitted.
@@ -118,7 +119,7 @@ pub struct ReductionQueue<'a> {
 
 /// A gradient that is to be reduced.
 struct HeldGradient<'a> {
-    /// Number and name of the unit.
+    /// Index and name of the unit.
     unit: (usize, &'a str),
     /// Gradient of the whole buffer, `[padded]`.
     full: Tensor<1>,
@@ -134,13 +135,13 @@ impl<'a> ReductionQueue<'a> {
         Self { comm, held: Vec::new(), pending: VecDeque::new(), done: BTreeMap::new() }
     }
 
-    /// Holds the gradient `full`, `[padded]`, of the unit with this number and name until
+    /// Holds the gradient `full`, `[padded]`, of the unit with this index and name until
     /// [`ReductionQueue::release`].
     pub fn push(&mut self, unit: (usize, &'a str), full: Tensor<1>, wire: Wire) {
         self.push_part(unit, full, wire, Extent::Whole);
     }
 
-    /// Holds the gradient `full` of `extent` of the unit with this number and name until
+    /// Holds the gradient `full` of `extent` of the unit with this index and name until
     /// [`ReductionQueue::release`].
     pub fn push_part(&mut self, unit: (usize, &'a str), full: Tensor<1>, wire: Wire, extent: Extent) {
         self.held.push(HeldGradient { unit, full, wire, extent });
@@ -152,24 +153,24 @@ impl<'a> ReductionQueue<'a> {
     /// # Errors
     /// [`EngineError`].
     pub fn release(&mut self) -> Result<(), EngineError> {
-        for HeldGradient { unit: (number, name), full, wire, extent } in std::mem::take(&mut self.held) {
+        for HeldGradient { unit: (index, name), full, wire, extent } in std::mem::take(&mut self.held) {
             if self.pending.len() == MAX_REDUCTIONS_IN_FLIGHT {
                 self.wait_for_one()?;
             }
-            self.pending.push_back((number, collectives::reduce(self.comm, name, full, wire, extent)?));
+            self.pending.push_back((index, collectives::reduce(self.comm, name, full, wire, extent)?));
         }
         Ok(())
     }
 
     fn wait_for_one(&mut self) -> Result<(), EngineError> {
-        if let Some((number, pending)) = self.pending.pop_front() {
-            let previous = self.done.insert(number, self.comm.wait(pending)?);
-            assert!(previous.is_none(), "unit {number} has one gradient");
+        if let Some((index, pending)) = self.pending.pop_front() {
+            let previous = self.done.insert(index, self.comm.wait(pending)?);
+            assert!(previous.is_none(), "unit {index} has one gradient");
         }
         Ok(())
     }
 
-    /// Waits for all reductions and returns their shards, by number of the unit.
+    /// Waits for all reductions and returns their shards, by index of the unit.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -199,7 +200,7 @@ mod tests {
         let comm = Communicator::solo();
         let device = Device::flex();
         let shards = [shard(1.0), shard(2.0)];
-        let list = ["a", "b"].into_iter().zip(&shards).map(|(unit, shard)| GatherRequest {
+        let requests = ["a", "b"].into_iter().zip(&shards).map(|(unit, shard)| GatherRequest {
             unit,
             shard,
             wire: Wire::F32,
@@ -207,21 +208,21 @@ mod tests {
             is_kept: false,
             extent: Extent::Whole,
         });
-        let mut gathers = GatherQueue::new(&comm, list, &device).unwrap();
+        let mut gathers = GatherQueue::new(&comm, requests, &device).unwrap();
         let _ = gathers.next_flat("b");
     }
 
     #[test]
-    fn reduced_shards_are_returned_by_unit_number() {
+    fn reduced_shards_are_returned_by_unit_index() {
         let comm = Communicator::solo();
         let mut reductions = ReductionQueue::new(&comm);
-        for number in [4, 0, 3, 1, 2] {
-            reductions.push((number, "unit"), shard(number as f32), Wire::F32);
+        for index in [4, 0, 3, 1, 2] {
+            reductions.push((index, "unit"), shard(index as f32), Wire::F32);
         }
         let sums = reductions.finish().unwrap();
         assert_eq!(sums.len(), 5);
-        for (number, values) in sums {
-            assert_eq!(values.into_data().try_to_vec::<f32>().unwrap()[0], number as f32);
+        for (index, values) in sums {
+            assert_eq!(values.into_data().try_to_vec::<f32>().unwrap()[0], index as f32);
         }
     }
 }

@@ -78,8 +78,8 @@ mod tests {
     use rayon::{ThreadPool, ThreadPoolBuilder};
 
     use super::*;
+    use crate::ops::cpu_product::{Start, product_into};
     use crate::ops::gemm::Mat;
-    use crate::ops::product::{Start, product_into};
 
     /// Returns the bytes of this thread's panels.
     fn panel_bytes() -> usize {
