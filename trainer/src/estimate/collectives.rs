@@ -52,7 +52,7 @@ pub(super) fn reduction(placed: PlacedModel<'_>, unit: usize) -> [Transfer; 3] {
     let sum_bytes = F32 * placed.gathered(unit) / n_shards as f64;
     // Sums in a fixed order are exchanges; others are rings, which only f32 has.
     let pattern = if exact_sums || wire != Wire::F32 { Pattern::Exchange } else { Pattern::Gather };
-    let replicas = Members { n_ranks: world_size / group_size, stride: group_size };
+    let replicas = Members { n_ranks: world_size / group_size, run: 1, stride: group_size };
     [
         Transfer { pattern, members: Members::neighbors(n_shards), bytes },
         Transfer { pattern: Pattern::Exchange, members: replicas, bytes: shard_bytes },
@@ -111,8 +111,8 @@ fn n_head_sums(network: &NetworkCost) -> usize {
 fn column_exchanges(placed: PlacedModel<'_>, network: &NetworkCost, has_graph: bool) -> Vec<Transfer> {
     let placement = placed.placement;
     let mut transfers = Vec::new();
-    for unit in network.head.iter().filter(|unit| unit.n_parts > 1) {
-        let members = Members { n_ranks: unit.n_parts, stride: placed.n_shards(unit) };
+    for unit in network.head.iter().filter(|unit| (2..=placement.group_size).contains(&unit.n_parts)) {
+        let members = Members { n_ranks: unit.n_parts, run: 1, stride: placed.n_shards(unit) };
         let numbers = Transfer { pattern: Pattern::Numbers, members, bytes: 0.0 };
         if has_graph && transfers.is_empty() {
             // The scores of all heads of a micro-batch are completed together.
@@ -135,8 +135,8 @@ fn column_exchanges(placed: PlacedModel<'_>, network: &NetworkCost, has_graph: b
 fn method_transfer(placed: PlacedModel<'_>, collective: Collective) -> Transfer {
     let Placement { world_size, group_size, rank_batch, .. } = *placed.placement;
     let n_parts = placed.model.n_parts().min(group_size);
-    // Ranks with the same columns, as if they were neighbors beyond their shard group.
-    let peers = Members::neighbors(world_size / n_parts);
+    // Ranks with the same columns are neighbors in each shard group.
+    let peers = Members { n_ranks: world_size / n_parts, run: group_size / n_parts, stride: group_size };
     let all = Members::neighbors(world_size);
     match collective {
         Collective::Sum(n_values) => sum(all, n_values),
@@ -150,8 +150,7 @@ fn method_transfer(placed: PlacedModel<'_>, collective: Collective) -> Transfer 
     }
 }
 
-/// Returns a sum of `n_values`, of which each rank adds up an equal part.
+/// Returns a sum of `n_values`.
 fn sum(members: Members, n_values: usize) -> Transfer {
-    let bytes = F32 * n_values.next_multiple_of(members.n_ranks) as f64;
-    Transfer { pattern: Pattern::Sum, members, bytes }
+    Transfer { pattern: Pattern::Sum, members, bytes: F32 * n_values as f64 }
 }

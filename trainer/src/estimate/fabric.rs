@@ -1,6 +1,8 @@
 //! Collectives: their bytes, and their time, which is a latency and the bytes of the busiest link
 //! over its bandwidth.
 
+use super::placed::F32;
+
 /// Interconnect of the ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fabric {
@@ -47,24 +49,26 @@ pub(super) enum Pattern {
     Exchange,
     /// They are summed: an exchange, and a gather of the sums.
     Sum,
-    /// They are a few numbers, which are summed.
+    /// They are a few numbers, which are summed: only messages take time.
     Numbers,
 }
 
-/// Ranks of a collective. The other ranks form groups of the same kind, whose collectives run at
-/// the same time.
+/// Ranks of a collective, in runs of neighbors. The other ranks form groups of the same kind, whose
+/// collectives run at the same time.
 #[derive(Clone, Copy)]
 pub(super) struct Members {
     /// Number of ranks.
     pub(super) n_ranks: usize,
-    /// Difference between the numbers of one rank and the next.
+    /// Number of ranks in a run.
+    pub(super) run: usize,
+    /// Difference between the numbers of the first ranks of one run and the next.
     pub(super) stride: usize,
 }
 
 impl Members {
     /// Returns a group of neighbors.
     pub(super) fn neighbors(n_ranks: usize) -> Self {
-        Self { n_ranks, stride: 1 }
+        Self { n_ranks, run: 1, stride: 1 }
     }
 }
 
@@ -75,7 +79,8 @@ impl Transfer {
         let from_others = self.bytes * (n_ranks - 1.0) / n_ranks;
         match self.pattern {
             Pattern::Gather | Pattern::Exchange => from_others,
-            Pattern::Sum => 2.0 * from_others,
+            // Each rank adds up an equal number of values.
+            Pattern::Sum => 2.0 * F32 * (self.bytes / F32 / n_ranks).ceil() * (n_ranks - 1.0),
             Pattern::Numbers if n_ranks > 1.0 => self.bytes,
             Pattern::Numbers => 0.0,
         }
@@ -99,15 +104,20 @@ impl Fabric {
 
     /// Returns the seconds of a collective. The fabric has no more ranks on a node than there are.
     pub(super) fn seconds(&self, transfer: &Transfer) -> f64 {
-        let Members { n_ranks, stride } = transfer.members;
+        let Members { n_ranks, run, stride } = transfer.members;
         if n_ranks < 2 {
             return 0.0;
         }
-        let per_node = (self.ranks_per_node / stride).clamp(1, n_ranks);
+        let on_node = match self.ranks_per_node / stride {
+            0 => run.min(self.ranks_per_node),
+            n_runs => n_runs * run,
+        };
+        let per_node = on_node.clamp(1, n_ranks);
         let n_nodes = n_ranks.div_ceil(per_node);
         // Groups to which the ranks of a node belong share its link.
         let n_groups = self.ranks_per_node.div_ceil(per_node);
-        let part_bytes = transfer.bytes / n_ranks as f64;
+        let bytes = if let Pattern::Numbers = transfer.pattern { 0.0 } else { transfer.bytes };
+        let part_bytes = bytes / n_ranks as f64;
         let local_latency_s = self.local_latency.message_s(part_bytes);
         let node_latency_s = self.node_latency.message_s(part_bytes);
         // What goes to another node in an exchange is sent by each rank and to each rank.
@@ -167,9 +177,18 @@ mod tests {
         assert_seconds(&fabric, Pattern::Exchange, all, 1.6e9, 8.0 * 0.08);
         // Replicas of groups that are whole nodes: each rank has one partner, and all share the
         // link.
-        let replicas = Members { n_ranks: 2, stride: 8 };
+        let replicas = Members { n_ranks: 2, run: 1, stride: 8 };
         assert_seconds(&fabric, Pattern::Exchange, replicas, 0.2e9, 8.0 * 0.01);
         assert_seconds(&fabric, Pattern::Gather, replicas, 0.2e9, 8.0 * 0.01);
+        // Ranks with the same of two parts of columns in shard groups of sixteen: the eight of a
+        // node.
+        let peers = Members { n_ranks: 8, run: 8, stride: 16 };
+        assert_seconds(&fabric, Pattern::Gather, peers, 0.8e9, 0.007);
+        assert_seconds(&fabric, Pattern::Exchange, peers, 0.8e9, 0.007);
+        // In shard groups of eight: four neighbors on each of two nodes, two such groups to a node.
+        let peers = Members { n_ranks: 8, run: 4, stride: 8 };
+        assert_seconds(&fabric, Pattern::Gather, peers, 0.8e9, 2.0 * 0.07);
+        assert_seconds(&fabric, Pattern::Exchange, peers, 0.8e9, 2.0 * 4.0 * 0.04);
     }
 
     /// Two ranks on two nodes: a gather is one message, a sum two of them.

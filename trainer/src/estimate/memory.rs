@@ -293,3 +293,52 @@ fn product_buffer_bytes(placed: PlacedModel<'_>) -> f64 {
     }
     n_bytes as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::UnitCost;
+    use crate::step::precision::Precision;
+
+    /// Takes a buffer of the pool.
+    fn take(walk: &mut Walk, n_words: usize) -> WeightBuffer {
+        walk.gathers.push_back(WeightBuffer { n_words, is_pooled: true });
+        walk.look_ahead();
+        walk.in_transfer.take().unwrap()
+    }
+
+    /// Returns the bytes of all buffers.
+    fn buffer_bytes(walk: &mut Walk) -> f64 {
+        walk.peak = Memory::default();
+        walk.check(0.0);
+        walk.peak.gathered_bytes
+    }
+
+    #[test]
+    fn a_buffer_that_waits_is_used_again_unless_it_is_far_too_long() {
+        let mut walk = Walk::default();
+        let long = take(&mut walk, 100);
+        walk.release(long);
+        let again = take(&mut walk, 90);
+        assert_eq!(buffer_bytes(&mut walk), 400.0);
+        walk.release(again);
+        take(&mut walk, 10);
+        assert_eq!(buffer_bytes(&mut walk), 440.0);
+    }
+
+    /// A unit of two ranks that keeps its weights, and one of a rank that rounds them.
+    #[test]
+    fn kept_weights_and_those_that_are_not_moved_leave_no_buffer() {
+        let unit = UnitCost { numel: 1 << 20, ..UnitCost::empty("unit") };
+        let model = ModelCost::with_backbone(vec![unit]);
+        let kept = Placement { keep: 1, ..Placement::one_image_each(2) };
+        let rounded = Placement { precision: Precision::BF16, ..Placement::one_image_each(1) };
+        for (placement, n_bytes) in [(kept, 4 << 20), (rounded, 2 << 20)] {
+            let placed = PlacedModel { model: &model, placement: &placement };
+            let mut walk = Walk::default();
+            walk.run(placed, &placed.events());
+            assert_eq!(walk.peak.gathered_bytes, f64::from(n_bytes));
+            assert_eq!(buffer_bytes(&mut walk), 0.0);
+        }
+    }
+}

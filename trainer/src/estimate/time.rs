@@ -204,7 +204,11 @@ mod tests {
                 }
             }
         }
-        // One rank moves nothing, and waits for nothing.
+    }
+
+    /// One rank moves nothing, and waits for nothing.
+    #[test]
+    fn one_rank_only_computes() {
         let model = preset("seer-rg32gf", None).unwrap();
         let time = step_time(&model, &Placement::one_image_each(1), &Fabric::uniform(1, 1.0, 1e-3), 2.0);
         assert!((time.step_s - 2.0).abs() < 1e-9 && time.moving_s == 0.0, "{time:?}");
