@@ -31,7 +31,7 @@ pub enum CurateError {
     /// A row holds NaN or infinity, or numbers whose squares overflow.
     #[error("row {row} of the features is not finite, or too large to be squared")]
     NotFinite {
-        /// Number of the row, counted from 0.
+        /// Index of the row.
         row: usize,
     },
     /// There are fewer rows than clusters.
@@ -154,7 +154,7 @@ pub enum CurateError {
     UnknownImage {
         /// Shards and folders of the images, without secrets.
         shards: String,
-        /// Number of the row, counted from 0.
+        /// Index of the row.
         row: usize,
         /// Key of the image, with its shard.
         image: String,
@@ -167,7 +167,7 @@ pub enum CurateError {
     AmbiguousImage {
         /// Shards and folders of the images, without secrets.
         shards: String,
-        /// Number of the row, counted from 0.
+        /// Index of the row.
         row: usize,
         /// Key of the image, with its shard.
         image: String,

@@ -50,8 +50,8 @@ impl FeatureRows {
         Ok(Self { parts, starts, width, metric, fingerprint: Arc::default() })
     }
 
-    /// Returns a hash of the number and width of the rows and of all their values: equal for the
-    /// same features in any parts, and different for all others.
+    /// Returns a hash of the number and width of the rows and of all their values: equal however
+    /// the rows are split into parts. The metric is left out.
     pub fn fingerprint(&self) -> u64 {
         *self.fingerprint.get_or_init(|| self.compute_fingerprint())
     }

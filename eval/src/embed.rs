@@ -2,7 +2,7 @@
 //!
 //! A job may be done in parts, each of which is a file of its own, such as `x-00001-of-00004.npy`.
 //! The description in it names the network, the images and the kind of features, so that a part is
-//! kept or joined only if its features are those of the job.
+//! kept or joined only if its features are what the job asks for.
 
 use std::collections::HashSet;
 use std::fs;
@@ -58,10 +58,10 @@ pub struct Embedded {
 }
 
 impl Embedded {
-    /// Returns the numbers of the images that have no row.
+    /// Returns the indices of the images that have no row.
     pub fn missing(&self) -> Vec<usize> {
         let present: HashSet<u32> = self.table.images.iter().copied().collect();
-        (0..self.images.len()).filter(|number| !present.contains(&(*number as u32))).collect()
+        (0..self.images.len()).filter(|index| !present.contains(&(*index as u32))).collect()
     }
 }
 
@@ -74,7 +74,7 @@ impl EmbedJob {
         }
     }
 
-    /// Returns the file that this process writes: that of its part, or of all images.
+    /// Returns the file that this process writes: the file of its part, or of all images.
     pub fn path(&self) -> PathBuf {
         let (rank, n_parts) = self.place();
         self.part_path(rank, n_parts)
@@ -133,7 +133,7 @@ impl EmbedJob {
             return self.join(images, description, n_parts).map(Some);
         }
         let _lock = self.lock()?;
-        let images = images.part(rank, n_parts);
+        let images = images.part_of_rank(rank, n_parts);
         let out = self.path();
         if !self.overwrites && matches!(self.work, Work::Part(_)) && out.exists() {
             check_description(&out, &read(&out)?, &description)?;
@@ -180,7 +180,7 @@ impl EmbedJob {
         let missing: Vec<Part> =
             Part::all(n_parts).filter(|part| !self.part_path(part.rank().0, n_parts).exists()).collect();
         check_none_missing(&missing)?;
-        let mut numbers = Vec::new();
+        let mut indices = Vec::new();
         let mut rows = Vec::new();
         let mut columns = None;
         for part in Part::all(n_parts) {
@@ -191,11 +191,11 @@ impl EmbedJob {
                 .map_err(|source| EvalError::NoColumns { path: path.clone(), source })?;
             columns.get_or_insert(part_columns);
             let mut names = file.images.into_iter().flatten().peekable();
-            for number in part.range(images.len()) {
-                let (shard, key) = images.describe(number);
+            for index in part.range(images.len()) {
+                let (shard, key) = images.describe(index);
                 // An image that could not be decoded has no row.
                 if names.next_if(|name| name.shard == shard && name.key == key).is_some() {
-                    numbers.push(number as u32);
+                    indices.push(index as u32);
                 }
             }
             if let Some(name) = names.next() {
@@ -205,13 +205,13 @@ impl EmbedJob {
         }
         let columns = columns.ok_or(EvalError::NoParts)?;
         description["columns"] = json!(columns);
-        let table = Arc::new(Table::new(columns, numbers, rows));
+        let table = Arc::new(Table::new(columns, indices, rows));
         write(&self.out, self.format, &table, &images, &description)?;
         Ok(Embedded { images, table, is_cached: false, seconds: start.elapsed().as_secs_f64() })
     }
 }
 
-/// Checks that the features in `file`, read from `path`, are those of `description`.
+/// Checks that the features in `file`, read from `path`, have this `description`.
 fn check_description(path: &Path, file: &FeatureFile, description: &Value) -> Result<(), EvalError> {
     let mut existing = file.about.clone();
     if let Some(fields) = existing.as_object_mut() {
@@ -223,8 +223,8 @@ fn check_description(path: &Path, file: &FeatureFile, description: &Value) -> Re
 /// Identifies the images of a set: their number, and a hash of their names and contents.
 fn set_identity(images: &ImageSet) -> Result<String, EvalError> {
     let mut hash = Xxh3::new();
-    for number in 0..images.len() {
-        let (shard, key) = images.describe(number);
+    for index in 0..images.len() {
+        let (shard, key) = images.describe(index);
         hash.update(json!([shard, key]).to_string().as_bytes());
     }
     hash.update(&images.recognition()?.to_le_bytes());

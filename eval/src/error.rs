@@ -193,7 +193,7 @@ pub enum EvalError {
         /// The image's key.
         key: String,
     },
-    /// The features of a part are not those of the job.
+    /// The features of a part belong to another job.
     #[error(
         "{} holds features of another network, other images or another kind; pass --overwrite to replace a \
          part", path.display()

@@ -24,7 +24,7 @@ pub struct SplitShards {
     pub train: Vec<String>,
     /// Shards to score on.
     pub test: Vec<String>,
-    /// Name of the test set, if not that of its shards.
+    /// Name of the test set, if it is not the name of its shards.
     pub test_name: Option<String>,
     /// Fits on the test images instead, each time on all others.
     pub leave_one_out: bool,
@@ -128,8 +128,8 @@ pub fn open_files(
     ImageSet::open(Source::Files(Arc::new(files)), transform, rules, input.display().to_string())
 }
 
-/// Names the classes of `images`, which are those of the shards `specs`, by the list beside the
-/// first shard.
+/// Names the classes of `images`, the images of the shards `specs`, by the list beside the first
+/// shard.
 ///
 /// # Errors
 /// [`EvalError::Data`] when the list of shards cannot be read.

@@ -6,7 +6,8 @@
 //! shards, [`embed`] writes files of features, [`scores`] turns scores into [`row`]s of the file of
 //! a run.
 //!
-//! Folders use only those before them in this order: images, features, score, protocol, measure.
+//! Folders use only those before them in this order: images, features, statistics, protocol,
+//! measure.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -21,8 +22,8 @@ pub(crate) mod parallel;
 pub mod probe;
 pub(crate) mod protocol;
 pub mod row;
-pub(crate) mod score;
 pub mod scores;
+pub(crate) mod statistics;
 
 pub use error::EvalError;
 pub use features::cache::{FeatureCache, features};
@@ -39,7 +40,7 @@ pub use protocol::knn::neighbors;
 pub use protocol::task::{Scored, Sets, Task};
 pub use protocol::views::Views;
 pub use protocol::{Needs, Protocol};
-pub use score::Predictions;
-pub use score::outcome::Outcome;
-pub use score::ranked::Ranked;
-pub use score::segmented::SegmentationCounts;
+pub use statistics::Predictions;
+pub use statistics::outcome::Outcome;
+pub use statistics::ranked::Ranked;
+pub use statistics::segmented::SegmentationCounts;

@@ -1,4 +1,5 @@
-//! Scores and measures as rows of `evaluations.jsonl`, and as JSON for other programs.
+//! Scores and measures as rows of `evaluations.jsonl`, and as JSON for other programs. `statistics`
+//! computes the numbers, `row` defines a row and writes it.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +8,7 @@ use crate::measure::Measures;
 use crate::probe::{ProtocolScores, Scores, Split};
 use crate::protocol::task::Scored;
 use crate::row::{EvaluationRow, ImageSetInfo, NetworkInfo, Number};
-use crate::score::outcome::Outcome;
+use crate::statistics::outcome::Outcome;
 
 /// Largest number of classes whose whole confusion matrix is in the JSON.
 const MAX_CONFUSED: usize = 100;

@@ -37,15 +37,15 @@ impl From<SampleFile> for Sample {
 /// [`PrepError::Io`] if a file beside the images cannot be read.
 pub(crate) fn join_bands(entries: Vec<SampleFile>) -> Result<Vec<Sample>, PrepError> {
     let mut samples: Vec<Sample> = Vec::new();
-    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    let mut indices: BTreeMap<String, usize> = BTreeMap::new();
     for entry in entries {
         let Some((common, band)) = split_band(&entry.name) else {
             samples.push(entry.into());
             continue;
         };
         let file = BandFile { extension: Some(band), path: entry.path.clone() };
-        if let Some(number) = numbers.get(&common) {
-            samples[*number].files.push(file);
+        if let Some(index) = indices.get(&common) {
+            samples[*index].files.push(file);
             continue;
         }
         let format = extension(&entry.path).unwrap_or_default();
@@ -54,7 +54,7 @@ pub(crate) fn join_bands(entries: Vec<SampleFile>) -> Result<Vec<Sample>, PrepEr
         let mut entry =
             SampleFile { name: format!("{common}.{format}"), class: class.or(entry.class), ..entry };
         entry.columns.extend(columns);
-        numbers.insert(common, samples.len());
+        indices.insert(common, samples.len());
         samples.push(Sample { entry, files: vec![file] });
     }
     Ok(samples)

@@ -58,8 +58,8 @@ pub fn report_bits(dataset: &Dataset, rules: &DecodeRules) {
     let n = dataset.n_samples();
     let n_read = n.min(N_INSPECTED);
     let mut bits = BitsUsed::default();
-    for number in 0..n_read {
-        if let Ok(sample) = dataset.read(SampleId(number * n / n_read)) {
+    for index in 0..n_read {
+        if let Ok(sample) = dataset.read(SampleId(index * n / n_read)) {
             bits.inspect(&sample.image.files(), rules);
         }
     }

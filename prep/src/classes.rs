@@ -33,11 +33,11 @@ pub fn report_class_folders(dataset: &Dataset, name: &str) -> Result<(), Pipelin
     if dataset.n_samples() == 0 {
         return Ok(());
     }
-    let (shard, number) = dataset.locate(SampleId(0));
-    if shard.has_class_of_folder(number)? {
+    let (shard, index) = dataset.locate(SampleId(0));
+    if shard.has_class_of_folder(index)? {
         tracing::info!(
             "images of {name} take the outermost folder of their names as class, for example {}",
-            shard.key(number)
+            shard.key(index)
         );
     }
     Ok(())

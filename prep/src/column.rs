@@ -44,9 +44,9 @@ impl Column {
         Ok(values)
     }
 
-    /// Returns the value of the image `key` in `shard`: that of the shard as it is named, else of a
-    /// shard with the same file name in another folder, or that of the key alone where the list
-    /// names no shards.
+    /// Returns the value of the image `key` in `shard`: the value for the shard as it is named,
+    /// else for a shard with the same file name in another folder, or for the key alone where the
+    /// list names no shards.
     ///
     /// # Errors
     /// [`PrepError::SeveralValues`].

@@ -17,20 +17,27 @@ use crate::error::PrepError;
 use crate::fingerprint::{SampleEntry, fingerprints};
 use crate::folder_lock::{FolderLock, lock_for};
 use crate::parts::{PartResults, Share, Work, identities};
-use crate::rewrite::{Output, RewriteJob, RewriteTotals, Verdict, claim, input_identities, rewrite};
+use crate::rewrite::{
+    Output, RewriteJob, RewriteTotals, Verdict, check_names, claim, input_identities, rewrite_locked,
+};
+
+/// Largest distance of near copies: hashes with more bands have too few bits in each.
+pub const MOST_DISTANCE: u32 = 10;
 
 /// Name of the verb.
 const VERB: &str = "dedup";
 
-/// Rules by which samples are copies.
+/// Rules that decide which samples are copies.
 pub struct CopyRules<'a> {
     /// Shards to compare against. Samples near one of theirs also count as copies.
     pub against: &'a [String],
-    /// Maximum number of bits in which the hashes of near copies differ; 0 finds only exact copies.
+    /// Maximum number of bits in which the hashes of near copies differ, at most [`MOST_DISTANCE`];
+    /// 0 finds only exact copies.
     pub max_distance: u32,
 }
 
-/// Copies in a set of samples, whose lists are written. The folder is locked while this exists.
+/// The copies found in a set, after their lists were written. The folder is locked while this
+/// exists.
 pub struct Copies {
     out: PathBuf,
     settings: Value,
@@ -40,12 +47,12 @@ pub struct Copies {
     n_against: usize,
     entries: Vec<SampleEntry>,
     /// In the order of the samples.
-    copies: Vec<Copy>,
+    copies: Vec<CopyOf>,
     lock: FolderLock,
 }
 
-/// A copy of another sample. Both are numbers of entries.
-struct Copy {
+/// A copy of another sample. Both are indices into `entries`.
+struct CopyOf {
     entry: usize,
     original: usize,
     /// Number of bits in which their hashes differ; `None` for exact copies.
@@ -56,8 +63,9 @@ struct Copy {
 /// A part saves the fingerprints of its samples.
 ///
 /// # Errors
-/// [`PrepError`] when the folder is that of another job, when shards cannot be read or lists cannot
-/// be written, or when the results of parts are missing or of another job.
+/// [`PrepError`] when the folder belongs to another job, when shards cannot be read or lists cannot
+/// be written, when the results of parts are missing or of another job, or when the rules are
+/// invalid.
 pub fn find_copies(
     job: &RewriteJob<'_>,
     rules: &CopyRules<'_>,
@@ -65,6 +73,7 @@ pub fn find_copies(
     storage: &Storage,
     progress: &dyn Progress,
 ) -> Result<Share<Copies>, PrepError> {
+    rules.check()?;
     let sources = storage.sources(job.shards)?;
     let against = if rules.against.is_empty() { Vec::new() } else { storage.sources(rules.against)? };
     let all: Vec<Source> = against.iter().chain(&sources).cloned().collect();
@@ -78,7 +87,7 @@ pub fn find_copies(
     }
     let inputs = input_identities(&sources, &shards[n_against..], job.out)?;
     let lock = lock_for(work, job.out, VERB)?;
-    // Samples are identified by their shard's number among all shards.
+    // Samples are identified by the index of their shard among all shards.
     let identity = json!({ "settings": settings, "inputs": identities(&all, work) });
     let results = PartResults::new(job.out, VERB, identity);
     results.check_complete(work)?;
@@ -86,10 +95,10 @@ pub fn find_copies(
     let share = results.compute(work, shards.len(), |range| fingerprints(&shards, range, progress))?;
     share.try_map(|entries| {
         let entries: Vec<SampleEntry> = entries.into_iter().flatten().collect();
-        let have_samples = entries
+        let entries_fit_shards = entries
             .iter()
-            .all(|entry| shards.get(entry.shard).is_some_and(|shard| entry.number < shard.len()));
-        if !have_samples {
+            .all(|entry| shards.get(entry.shard).is_some_and(|shard| entry.index < shard.len()));
+        if !entries_fit_shards {
             return Err(PrepError::PartsOfOtherShards { folder: job.out.to_path_buf() });
         }
         let copies = compare_samples(&entries, n_against, rules.max_distance);
@@ -98,6 +107,17 @@ pub fn find_copies(
         copies.write_lists()?;
         Ok(copies)
     })
+}
+
+impl CopyRules<'_> {
+    /// Checks that the distance is not too large.
+    fn check(&self) -> Result<(), PrepError> {
+        let max_distance = self.max_distance;
+        if max_distance > MOST_DISTANCE {
+            return Err(PrepError::TooDistant { max_distance, limit: MOST_DISTANCE });
+        }
+        Ok(())
+    }
 }
 
 impl Copies {
@@ -117,11 +137,11 @@ impl Copies {
     }
 
     /// Returns the path of the list of copies, one line of JSON each.
-    pub fn list(&self) -> PathBuf {
+    pub fn list_path(&self) -> PathBuf {
         self.out.join("copies.jsonl")
     }
 
-    /// Returns the numbers of the samples of each group: the kept one, then its copies.
+    /// Returns each group of sample indices: the kept one, then its copies.
     pub fn groups(&self) -> Vec<Vec<usize>> {
         let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for copy in &self.copies {
@@ -130,34 +150,34 @@ impl Copies {
         groups.into_values().collect()
     }
 
-    /// Returns the key and the image of sample `number`; `None` if the image cannot be read.
-    pub fn keyed_image(&self, number: usize) -> Option<(String, Rgb8)> {
-        let entry = &self.entries[number];
+    /// Returns the key and the image of sample `index`; `None` if the image cannot be read.
+    pub fn keyed_image(&self, index: usize) -> Option<(String, Rgb8)> {
+        let entry = &self.entries[index];
         let shard = &self.shards[entry.shard];
-        let encoded = shard.image(entry.number).ok()?;
+        let encoded = shard.image(entry.index).ok()?;
         let image = Image::decode_any(&encoded.files(), &DecodeRules::default()).ok()?;
-        Some((shard.key(entry.number).to_string(), image.picture()))
+        Some((shard.key(entry.index).to_string(), image.picture()))
     }
 
     /// Writes the shards without the copies, under the same names.
     ///
     /// # Errors
-    /// [`PrepError`] when shards cannot be read or written.
-    pub fn remove(self, storage: &Storage, progress: &dyn Progress) -> Result<RewriteTotals, PrepError> {
+    /// [`PrepError`] when two shards have the same name, or when shards cannot be read or written.
+    pub fn remove(self, progress: &dyn Progress) -> Result<RewriteTotals, PrepError> {
+        check_names(&self.sources)?;
         let removed: HashSet<(String, usize)> = self
             .copies
             .iter()
             .map(|copy| {
                 let entry = &self.entries[copy.entry];
-                (self.shards[entry.shard].name(), entry.number)
+                (self.shards[entry.shard].name(), entry.index)
             })
             .collect();
         // The folder is claimed already; claiming it again must not clear it.
         let output = Output { out: &self.out, verb: VERB, settings: self.settings, overwrite: false };
-        // `rewrite` locks the folder itself.
-        drop(self.lock);
-        rewrite(&self.sources, storage, &output, progress, |item| {
-            if removed.contains(&(item.shard.name(), item.number)) {
+        let shards = &self.shards[self.n_against..];
+        rewrite_locked(&self.sources, shards, &output, &self.lock, progress, |item| {
+            if removed.contains(&(item.shard.name(), item.index)) {
                 Verdict::Drop("a copy: see copies.jsonl".into())
             } else {
                 Verdict::Keep
@@ -168,12 +188,12 @@ impl Copies {
     /// Returns the shard's name and the key of a sample.
     fn name_and_key(&self, entry: &SampleEntry) -> (String, &str) {
         let shard = &self.shards[entry.shard];
-        (shard.name(), shard.key(entry.number))
+        (shard.name(), shard.key(entry.index))
     }
 
     /// Writes `copies.jsonl`, and `keep.txt` with shard and key of every sample that is kept.
     fn write_lists(&self) -> Result<(), PrepError> {
-        let list = self.list();
+        let list = self.list_path();
         self.write_copies(&list).map_err(|error| PrepError::file_system(&list, error))?;
         let kept = self.out.join("keep.txt");
         self.write_kept(&kept).map_err(|error| PrepError::file_system(&kept, error))
@@ -199,8 +219,8 @@ impl Copies {
     fn write_kept(&self, path: &Path) -> std::io::Result<()> {
         let removed: HashSet<usize> = self.copies.iter().map(|copy| copy.entry).collect();
         let mut list = AtomicFile::create(path)?;
-        for (number, entry) in self.entries.iter().enumerate() {
-            if entry.shard >= self.n_against && !removed.contains(&number) {
+        for (index, entry) in self.entries.iter().enumerate() {
+            if entry.shard >= self.n_against && !removed.contains(&index) {
                 let (shard, key) = self.name_and_key(entry);
                 writeln!(list, "{shard}\t{key}")?;
             }
@@ -213,75 +233,85 @@ impl Copies {
 /// are kept, so that a chain of near images does not join images that are far apart. A sample with
 /// the bytes of a copy is an exact copy of the same original. Samples of the first `n_against`
 /// shards are always kept.
-fn compare_samples(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<Copy> {
-    let n_bands = max_distance + 1;
-    // Kept sample of each content.
-    let mut originals: HashMap<u128, usize> = HashMap::new();
-    // Kept samples by a band of their hash.
-    let mut by_band: HashMap<Band, Vec<usize>> = HashMap::new();
+fn compare_samples(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<CopyOf> {
+    let mut kept = KeptIndex { max_distance, originals: HashMap::new(), by_band: HashMap::new() };
     let mut copies = Vec::new();
     let mut order: Vec<usize> = (0..entries.len()).collect();
-    order.sort_by_key(|number| {
-        let entry = &entries[*number];
-        (entry.shard >= n_against, Reverse(entry.print.quality), *number)
+    order.sort_by_key(|index| {
+        let entry = &entries[*index];
+        (entry.shard >= n_against, Reverse(entry.fingerprint.quality), *index)
     });
-    for number in order {
-        let entry = &entries[number];
-        let content = entry.print.content;
-        let can_be_copy = entry.shard >= n_against;
-        if can_be_copy && let Some(original) = originals.get(&content) {
-            copies.push(Copy { entry: number, original: *original, distance: None });
-            continue;
-        }
-        // Distance and number of the nearest kept sample.
-        let mut nearest: Option<(u32, usize)> = None;
-        if let Some(hash) = entry.print.difference
-            && can_be_copy
-            && max_distance > 0
-        {
-            for i in 0..n_bands {
-                for candidate in by_band.get(&Band::from_hash(hash, i, n_bands)).into_iter().flatten() {
-                    let Some(other) = entries[*candidate].print.difference else { continue };
-                    let distance = (other ^ hash).count_ones();
-                    let is_nearer = nearest.is_none_or(|nearest| (distance, *candidate) < nearest);
-                    if distance <= max_distance && is_nearer {
-                        nearest = Some((distance, *candidate));
-                    }
-                }
+    for index in order {
+        let entry = &entries[index];
+        let content = entry.fingerprint.content;
+        if entry.shard >= n_against {
+            if let Some(original) = kept.originals.get(&content) {
+                copies.push(CopyOf { entry: index, original: *original, distance: None });
+                continue;
+            }
+            if let Some((distance, original)) = nearest_kept(&kept, entries, entry) {
+                copies.push(CopyOf { entry: index, original, distance: Some(distance) });
+                kept.originals.insert(content, original);
+                continue;
             }
         }
-        if let Some((distance, original)) = nearest {
-            copies.push(Copy { entry: number, original, distance: Some(distance) });
-            originals.insert(content, original);
-            continue;
-        }
-        originals.entry(content).or_insert(number);
-        if let Some(hash) = entry.print.difference {
-            for i in 0..n_bands {
-                by_band.entry(Band::from_hash(hash, i, n_bands)).or_default().push(number);
-            }
+        kept.originals.entry(content).or_insert(index);
+        for band in bands(entry.fingerprint.difference, max_distance) {
+            kept.by_band.entry(band).or_default().push(index);
         }
     }
     copies.sort_by_key(|copy| copy.entry);
     copies
 }
 
+/// Kept samples, by what others are compared with.
+struct KeptIndex {
+    max_distance: u32,
+    /// Kept sample of each content; for the content of a copy, the original of the copy.
+    originals: HashMap<u128, usize>,
+    /// Kept samples by each band of their hash.
+    by_band: HashMap<Band, Vec<usize>>,
+}
+
+/// Returns the distance and the index of the kept sample that is nearest to `entry`, the first
+/// among equals; `None` if none is near.
+fn nearest_kept(kept: &KeptIndex, entries: &[SampleEntry], entry: &SampleEntry) -> Option<(u32, usize)> {
+    let hash = entry.fingerprint.difference?;
+    let mut nearest: Option<(u32, usize)> = None;
+    for band in bands(Some(hash), kept.max_distance) {
+        for candidate in kept.by_band.get(&band).into_iter().flatten() {
+            let Some(other) = entries[*candidate].fingerprint.difference else { continue };
+            let distance = (other ^ hash).count_ones();
+            let is_nearer = nearest.is_none_or(|nearest| (distance, *candidate) < nearest);
+            if distance <= kept.max_distance && is_nearer {
+                nearest = Some((distance, *candidate));
+            }
+        }
+    }
+    nearest
+}
+
 /// One of the bands into which a hash is divided: of two hashes that differ in d bits, at least one
 /// of d + 1 bands is equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Band {
-    number: u32,
+    index: u32,
     bits: u64,
 }
 
-impl Band {
-    /// Returns band `number` of `n_bands` of `hash`.
-    fn from_hash(hash: u64, number: u32, n_bands: u32) -> Self {
-        let low = 64 * number / n_bands;
-        let high = 64 * (number + 1) / n_bands;
+/// Returns the bands of `hash`, by which hashes that differ in at most `max_distance` bits are
+/// found; none without a hash, or if only exact copies are searched.
+fn bands(hash: Option<u64>, max_distance: u32) -> Vec<Band> {
+    let Some(hash) = hash.filter(|_| max_distance > 0) else { return Vec::new() };
+    let n_bands = max_distance + 1;
+    let mut bands = Vec::with_capacity(n_bands as usize);
+    for index in 0..n_bands {
+        let low = 64 * index / n_bands;
+        let high = 64 * (index + 1) / n_bands;
         let width = high - low;
-        Self { number, bits: (hash >> low) & (u64::MAX >> (64 - width)) }
+        bands.push(Band { index, bits: (hash >> low) & (u64::MAX >> (64 - width)) });
     }
+    bands
 }
 
 #[cfg(test)]
@@ -292,8 +322,8 @@ mod tests {
     fn entry(shard: usize, content: u128, difference: u64) -> SampleEntry {
         SampleEntry {
             shard,
-            number: 0,
-            print: Fingerprint { content, quality: (1, 1), difference: Some(difference) },
+            index: 0,
+            fingerprint: Fingerprint { content, quality: (1, 1), difference: Some(difference) },
         }
     }
 
@@ -329,7 +359,7 @@ mod tests {
         const A: u64 = 0x0f0f_0f0f_0f0f_0f0f;
         let mut entries = [entry(0, 1, A ^ 1), entry(0, 2, A), entry(0, 1, A ^ 1), entry(0, 3, A)];
         for (entry, quality) in entries.iter_mut().zip([(100, 9), (400, 90), (100, 9), (400, 70)]) {
-            entry.print.quality = quality;
+            entry.fingerprint.quality = quality;
         }
         assert_eq!(found_copies(&entries, 0, 3), [(0, 1, Some(1)), (2, 1, None), (3, 1, Some(0))]);
     }

@@ -115,13 +115,21 @@ pub enum PrepError {
     /// A result cannot be expressed in JSON.
     #[error(transparent)]
     Unserializable(serde_json::Error),
-    /// An operation of the file system failed; the text is that of the system.
+    /// An operation of the file system failed; the text is the system's.
     #[error("{source}")]
     FileSystem {
         /// The file or folder.
         path: PathBuf,
         /// The cause.
         source: std::io::Error,
+    },
+    /// Near copies may differ in more bits than is supported.
+    #[error("a distance of {max_distance} bits is too large: expected at most {limit}")]
+    TooDistant {
+        /// The distance.
+        max_distance: u32,
+        /// Largest supported distance.
+        limit: u32,
     },
     /// Another process writes into a folder.
     #[error("another job is writing to {}: wait for it, or choose another folder", path.display())]
@@ -148,7 +156,7 @@ pub enum PrepError {
         /// The part, as K/N.
         part: String,
     },
-    /// The result of a part is that of another job or part.
+    /// The result of a part belongs to another job or part.
     #[error(
         "{} belongs to another job or part, or its inputs have changed since: remove it and rerun the part, \
          or give the same inputs and flags", path.display()
@@ -195,7 +203,7 @@ pub enum PrepError {
         /// The folder.
         out: PathBuf,
     },
-    /// The shards of a prefix are those of another job.
+    /// The shards of a prefix belong to another job.
     #[error(
         "{prefix}-*.tar in {} belong to another job, with other images, flags or parts: choose another --out \
          or --prefix, or remove these shards and {}", out.display(), mark.display()
@@ -291,7 +299,7 @@ pub enum PrepError {
         /// The list.
         path: PathBuf,
     },
-    /// The client for requests could not be started; the text is that of the system.
+    /// The client for requests could not be started; the text is the system's.
     #[error(transparent)]
     Client(std::io::Error),
     /// A folder has another list of classes than the shards.

@@ -20,7 +20,7 @@ pub struct FilterRules {
 /// Writes the shards of `job` without the images that `rules` leave out.
 ///
 /// # Errors
-/// [`PrepError`] when the folder is that of another job, or when shards cannot be read or written.
+/// [`PrepError`] when the folder belongs to another job, or when shards cannot be read or written.
 pub fn filter(
     job: &RewriteJob<'_>,
     rules: &FilterRules,

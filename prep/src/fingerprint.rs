@@ -26,12 +26,14 @@ pub(crate) struct Fingerprint {
     pub(crate) difference: Option<u64>,
 }
 
-/// A sample with its position and fingerprint.
+/// A sample with its shard, its position there, and its fingerprint.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SampleEntry {
     pub(crate) shard: usize,
-    pub(crate) number: usize,
-    pub(crate) print: Fingerprint,
+    #[serde(rename = "number")]
+    pub(crate) index: usize,
+    #[serde(rename = "print")]
+    pub(crate) fingerprint: Fingerprint,
 }
 
 /// Numbers of 128 bits in JSON, as hexadecimal digits.
@@ -56,14 +58,14 @@ pub(crate) fn fingerprints(
 ) -> Result<Vec<SampleEntry>, PrepError> {
     progress.begin("dedup", shards[range.clone()].iter().map(|shard| shard.len() as u64).sum());
     let mut entries = Vec::new();
-    for shard_number in range {
-        let shard = &shards[shard_number];
+    for shard_index in range {
+        let shard = &shards[shard_index];
         let in_shard: Result<Vec<Option<SampleEntry>>, PipelineError> = (0..shard.len())
             .into_par_iter()
-            .map(|number: usize| -> Result<Option<SampleEntry>, PipelineError> {
+            .map(|index: usize| -> Result<Option<SampleEntry>, PipelineError> {
                 progress.advance(1);
-                let print = fingerprint(shard, number)?;
-                Ok(print.map(|print| SampleEntry { shard: shard_number, number, print }))
+                let fingerprint = fingerprint(shard, index)?;
+                Ok(fingerprint.map(|fingerprint| SampleEntry { shard: shard_index, index, fingerprint }))
             })
             .collect();
         entries.extend(in_shard?.into_iter().flatten());
@@ -71,13 +73,13 @@ pub(crate) fn fingerprints(
     Ok(entries)
 }
 
-/// Computes the fingerprint of sample `number` of `shard`; `None` if it has no image that can be
+/// Computes the fingerprint of sample `index` of `shard`; `None` if it has no image that can be
 /// read.
-fn fingerprint(shard: &Shard, number: usize) -> Result<Option<Fingerprint>, PipelineError> {
-    if shard.image_bytes(number).is_none() {
+fn fingerprint(shard: &Shard, index: usize) -> Result<Option<Fingerprint>, PipelineError> {
+    if shard.image_bytes(index).is_none() {
         return Ok(None);
     }
-    let encoded = match shard.image(number) {
+    let encoded = match shard.image(index) {
         Err(error) if error.is_sample_error() => return Ok(None),
         encoded => encoded?,
     };

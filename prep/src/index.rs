@@ -17,9 +17,9 @@ pub struct Indexed {
     pub n_samples: u64,
 }
 
-/// Writes the indices that `shards` lack: that of a local shard beside it, those of others into the
-/// cache. With `checksums`, local shards are read completely, for checksums; with `overwrite`,
-/// existing indices are built again.
+/// Writes the indices that `shards` lack: the index of a local shard beside it, indices of other
+/// shards into the cache. With `checksums`, local shards are read completely, for checksums; with
+/// `overwrite`, existing indices are built again.
 ///
 /// # Errors
 /// [`PipelineError`] when a shard cannot be read, or an index cannot be written.
@@ -67,8 +67,7 @@ fn index_local(path: &Path, checksums: bool, overwrite: bool) -> Result<(u64, u6
             }
         }
     }
-    // An index with checksums, which may be that of another file, is replaced by one with
-    // checksums.
+    // An index with checksums, which may belong to another file, is replaced by one with checksums.
     let wants_checksums = checksums || known.is_some_and(|known| known.checksum.is_some());
     let index = if wants_checksums { sidecar::build_checked(path)? } else { sidecar::build(path)? };
     sidecar::save(&index, path)?;

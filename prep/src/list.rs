@@ -17,7 +17,7 @@ pub(crate) struct ListRow {
     pub(crate) label: Option<String>,
     /// Caption of the image, if it has one.
     pub(crate) caption: Option<String>,
-    /// All columns but that of the target.
+    /// All columns but the target's.
     pub(crate) columns: Map<String, Value>,
 }
 
@@ -196,35 +196,35 @@ fn table_cell(record: &csv::StringRecord, index: usize) -> Option<String> {
 fn read_json_lines(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
     let lines = read_text(path)?;
     let mut rows = Vec::new();
-    for (number, line) in lines.lines().enumerate() {
+    for (index, line) in lines.lines().enumerate() {
         if !line.trim().is_empty() {
-            rows.push(parse_json_line(path, target, columns, number, line)?);
+            rows.push(parse_json_line(path, target, columns, index, line)?);
         }
     }
     Ok(rows)
 }
 
-/// Parses line `number`, counted from 0, of the list at `path`.
+/// Parses line `index`, counted from 0, of the list at `path`.
 fn parse_json_line(
     path: &Path,
     target: Target,
     columns: &ColumnNames,
-    number: usize,
+    index: usize,
     line: &str,
 ) -> Result<ListRow, PrepError> {
     let mut cells: Map<String, Value> =
-        serde_json::from_str(line).map_err(|error| line_error(path, number, error.to_string()))?;
+        serde_json::from_str(line).map_err(|error| line_error(path, index, error.to_string()))?;
     let names: Vec<String> = cells.keys().cloned().collect();
     let image = find_column(path, columns.image.as_deref(), target.columns(), &names)?;
     // Any line except the first may leave out the column of classes.
     let label = match columns.label.as_deref() {
-        Some(named) if number > 0 && index_of(&names, named).is_none() => None,
+        Some(named) if index > 0 && index_of(&names, named).is_none() => None,
         named => find_column(path, named, &LABEL_COLUMNS, &names)?,
     };
     let caption = find_column(path, None, &["caption"], &names)?;
     let Some(image) = image else { return Err(no_image_column(path, target, &names)) };
     let Some(Value::String(image_name)) = cells.remove(&names[image]) else {
-        return Err(line_error(path, number, format!("no text under `{}`", names[image])));
+        return Err(line_error(path, index, format!("no text under `{}`", names[image])));
     };
     let label = label.and_then(|index| json_cell(&cells, &names[index]));
     Ok(ListRow {
@@ -235,9 +235,9 @@ fn parse_json_line(
     })
 }
 
-/// Creates an error about line `number`, counted from 0.
-fn line_error(path: &Path, number: usize, reason: String) -> PrepError {
-    PrepError::Line { path: path.to_path_buf(), line: number + 1, reason }
+/// Creates an error about line `index`, counted from 0.
+fn line_error(path: &Path, index: usize, reason: String) -> PrepError {
+    PrepError::Line { path: path.to_path_buf(), line: index + 1, reason }
 }
 
 /// Returns the value of a cell of a line as text; `None` if it is null.

@@ -165,9 +165,9 @@ pub fn report_turned(dataset: &Dataset, rules: &DecodeRules) {
     let n = dataset.n_samples();
     let n_read = n.min(HEADERS_READ);
     let mut n_turned = 0;
-    for number in 0..n_read {
+    for index in 0..n_read {
         // Samples that cannot be read are reported where they are used.
-        let Ok(sample) = dataset.read(SampleId(number * n / n_read)) else { continue };
+        let Ok(sample) = dataset.read(SampleId(index * n / n_read)) else { continue };
         let files = sample.image.files();
         if files.iter().any(|file| facts(file).is_ok_and(|facts| facts.turned)) {
             n_turned += 1;

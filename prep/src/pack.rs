@@ -44,7 +44,7 @@ pub struct Packed {
     pub n_classes: usize,
     /// Number of shards of the whole job.
     pub n_shards: usize,
-    /// Numbers of the shards of this command's share.
+    /// Indices of the shards of this command's share.
     pub shards: Range<usize>,
     /// Number of them that existed before.
     pub n_existing: usize,
@@ -101,7 +101,7 @@ impl Packed {
 /// Packs the images of `job`. A whole job none of whose images can be packed leaves no shards.
 ///
 /// # Errors
-/// [`PrepError`] when there are no images, when the folder is that of another job, or when images
+/// [`PrepError`] when there are no images, when the folder belongs to another job, or when images
 /// cannot be listed or shards cannot be written. An image that cannot be packed is no error.
 pub fn pack(job: &PackJob<'_>, progress: &dyn Progress) -> Result<Packed, PrepError> {
     let (samples, skipped) = find_samples(job)?;
@@ -242,7 +242,8 @@ fn write_shard(
     Ok(())
 }
 
-/// Writes the list of failures at `path`; removes that of an earlier attempt if there are none.
+/// Writes the list of failures at `path`; if there are none, removes the list of an earlier
+/// attempt.
 fn write_failures(path: &Path, failures: &str) -> Result<(), PrepError> {
     let result = if !failures.is_empty() {
         file::replace(path, failures.as_bytes())

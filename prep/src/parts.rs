@@ -1,8 +1,8 @@
 //! Jobs in parts, on any machines: a part does a share of the work, and a join puts the results of
 //! all shares together.
 //!
-//! The result is that of the job done as a whole. Each part writes its result to a
-//! file of its own, atomically: a part that was stopped is started again.
+//! The result is the same as if the job were done as a whole. Each part writes its result to a file
+//! of its own, atomically: a part that was stopped is started again.
 
 use std::fmt;
 use std::fs;
@@ -125,7 +125,7 @@ impl Part {
         (1..=n_parts).map(move |number| Self { number, n_parts })
     }
 
-    /// Returns the number of the part, from 0, and the number of all parts.
+    /// Returns the index of the part and the number of all parts.
     pub fn rank(self) -> (usize, usize) {
         (self.number - 1, self.n_parts)
     }
@@ -168,7 +168,7 @@ impl Work {
     pub fn check_done(self, n: usize, missing: &[usize]) -> Result<(), PrepError> {
         let Self::Join(n_parts) = self else { return Ok(()) };
         let missing_parts: Vec<Part> = Part::all(n_parts)
-            .filter(|part| missing.iter().any(|number| part.range(n).contains(number)))
+            .filter(|part| missing.iter().any(|index| part.range(n).contains(index)))
             .collect();
         check_none_missing(&missing_parts)
     }
@@ -356,8 +356,8 @@ pub(crate) fn remove_parts(folder: &Path, verb: &str) -> Result<(), PrepError> {
     Ok(())
 }
 
-/// Returns whether a file has the name of a result of a part of `verb`, or that of its lock or
-/// temporary file.
+/// Returns whether a file has the name of a result of a part of `verb`, or of its lock or temporary
+/// file.
 fn is_part_file(path: &Path, verb: &str) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let Some(rest) = name.strip_prefix(verb).and_then(|rest| rest.strip_prefix(".part-")) else {

@@ -48,21 +48,21 @@ pub struct Regrouped {
     pub n_shards: usize,
 }
 
-/// Numbers of the samples of each class; a sample may have several, or none.
+/// Indices of the samples of each class; a sample may have several, or none.
 type SamplesByClass = BTreeMap<Vec<String>, Vec<usize>>;
 
 /// Position of a sample.
 #[derive(Clone, Copy)]
 struct SamplePosition {
     shard: usize,
-    number: usize,
+    index: usize,
 }
 
 /// Writes all samples of `job`, shuffled by the seed `shuffled` or in their order, to shards that
 /// are named `prefix`. Returns the counts by prefix.
 ///
 /// # Errors
-/// [`PrepError`] when two samples have the same key, when the folder is that of another job, or
+/// [`PrepError`] when two samples have the same key, when the folder belongs to another job, or
 /// when shards cannot be read or written.
 pub fn reshard(
     job: &RegroupJob<'_>,
@@ -86,8 +86,8 @@ pub fn reshard(
 /// of a sample depends on its key and `seed` alone. Returns the counts by name.
 ///
 /// # Errors
-/// [`PrepError`] when a part is invalid, when two samples have the same key, when the folder is
-/// that of another job, or when shards cannot be read or written.
+/// [`PrepError`] when a part is invalid, when two samples have the same key, when the folder
+/// belongs to another job, or when shards cannot be read or written.
 pub fn split(
     job: &RegroupJob<'_>,
     parts: &[String],
@@ -116,7 +116,7 @@ pub fn split(
         }
         // Samples stay in the order of the shards.
         for (_, positions) in &mut divided {
-            positions.sort_by_key(|position| (position.shard, position.number));
+            positions.sort_by_key(|position| (position.shard, position.index));
         }
     } else {
         for position in positions {
@@ -124,7 +124,7 @@ pub fn split(
             divided[part].1.push(position);
         }
     }
-    // Without classes, the settings are those that older releases recorded.
+    // Without classes, the settings are what earlier versions recorded.
     let mut settings = json!({ "parts": parts, "seed": seed });
     if classes.is_some() {
         settings["stratified"] = json!(true);
@@ -134,10 +134,10 @@ pub fn split(
 
 /// Hashes the key of a sample.
 fn key_hash(shards: &[Shard], position: SamplePosition, seed: u64) -> u64 {
-    xxh3_64_with_seed(shards[position.shard].key(position.number).as_bytes(), seed)
+    xxh3_64_with_seed(shards[position.shard].key(position.index).as_bytes(), seed)
 }
 
-/// Returns the number of the part that a sample belongs to by the hash of its key: parts divide the
+/// Returns the index of the part that a sample belongs to by the hash of its key: parts divide the
 /// range of hashes by `shares`.
 fn part_by_hash(hash: u64, shares: &[(String, f64)]) -> usize {
     let sum: f64 = shares.iter().map(|(_, share)| share).sum();
@@ -158,14 +158,14 @@ fn group_by_class(
     positions: &[SamplePosition],
 ) -> Result<Option<SamplesByClass>, PrepError> {
     let mut classes = SamplesByClass::new();
-    for (number, position) in positions.iter().enumerate() {
-        classes.entry(shards[position.shard].classes(position.number)?).or_default().push(number);
+    for (index, position) in positions.iter().enumerate() {
+        classes.entry(shards[position.shard].classes(position.index)?).or_default().push(index);
     }
     Ok(classes.keys().any(|class| !class.is_empty()).then_some(classes))
 }
 
 /// Divides each class by `shares`, in the order of the samples' `hashes`: each sample goes to the
-/// part that lacks most samples of its share. Returns the samples with the numbers of their parts.
+/// part that lacks most samples of its share. Returns the samples with the indices of their parts.
 fn stratify(classes: &SamplesByClass, hashes: &[u64], shares: &[(String, f64)]) -> Vec<(usize, usize)> {
     let sum: f64 = shares.iter().map(|(_, share)| share).sum();
     let mut counts = vec![0.0; shares.len()];
@@ -197,7 +197,7 @@ fn stratify(classes: &SamplesByClass, hashes: &[u64], shares: &[(String, f64)]) 
 ///
 /// # Errors
 /// [`PrepError`] when some classes have no samples, when no samples are selected, when two of them
-/// have the same key, when the folder is that of another job, or when shards cannot be read or
+/// have the same key, when the folder belongs to another job, or when shards cannot be read or
 /// written.
 pub fn subset(
     job: &RegroupJob<'_>,
@@ -212,7 +212,7 @@ pub fn subset(
         let list = KeyList::read(path)?;
         positions.retain(|position| {
             let shard = &shards[position.shard];
-            list.names(Some(&shard.name()), shard.key(position.number))
+            list.names(Some(&shard.name()), shard.key(position.index))
         });
     }
     if !selection.classes.is_empty() {
@@ -252,7 +252,7 @@ fn select_classes(
     let mut kept = Vec::new();
     let mut seen = BTreeSet::new();
     for position in positions {
-        let sample_classes = shards[position.shard].classes(position.number)?;
+        let sample_classes = shards[position.shard].classes(position.index)?;
         if sample_classes.iter().any(|class| classes.contains(class)) {
             kept.push(position);
         }
@@ -276,7 +276,7 @@ fn open_shards(job: &RegroupJob<'_>, storage: &Storage) -> Result<(Vec<Source>, 
 fn all_positions(shards: &[Shard]) -> Vec<SamplePosition> {
     let mut positions = Vec::new();
     for (shard, samples) in shards.iter().enumerate() {
-        positions.extend((0..samples.len()).map(|number| SamplePosition { shard, number }));
+        positions.extend((0..samples.len()).map(|index| SamplePosition { shard, index }));
     }
     positions
 }
@@ -324,7 +324,7 @@ fn write(
     }
     if !job.options.renumber {
         for (_, positions) in parts {
-            check_keys(positions.iter().map(|position| (&shards[position.shard], position.number)))?;
+            check_keys(positions.iter().map(|position| (&shards[position.shard], position.index)))?;
         }
     }
     let _lock = lock_folder(job.out)?;
@@ -334,7 +334,7 @@ fn write(
     let mut regrouped = BTreeMap::new();
     for (prefix, positions) in parts {
         let samples: Vec<(&Shard, usize)> =
-            positions.iter().map(|position| (&shards[position.shard], position.number)).collect();
+            positions.iter().map(|position| (&shards[position.shard], position.index)).collect();
         let n_shards = write_samples(job.out, prefix, &job.options, &samples, progress)?;
         regrouped.insert(prefix.clone(), Regrouped { n_samples: positions.len(), n_shards });
     }

@@ -29,7 +29,7 @@ pub struct ResizeRules {
 /// stay as they are.
 ///
 /// # Errors
-/// [`PrepError`] when the folder is that of another job, or when shards cannot be read or written.
+/// [`PrepError`] when the folder belongs to another job, or when shards cannot be read or written.
 pub fn resize(
     job: &RewriteJob<'_>,
     rules: &ResizeRules,

@@ -17,9 +17,12 @@ use serde_json::{Value, json};
 
 use crate::classes::copy_classes;
 use crate::error::PrepError;
-use crate::folder_lock::lock_folder;
+use crate::folder_lock::{FolderLock, lock_folder};
 use crate::job::Job;
 use crate::parts::remove_parts;
+
+/// File in an output folder that describes the job.
+pub const JOB_FILE: &str = "job.json";
 
 /// Number of samples that are read, processed on all cores and written at a time.
 const CHUNK: usize = 256;
@@ -29,7 +32,7 @@ pub(crate) struct Item<'a> {
     /// Shard of the sample.
     pub(crate) shard: &'a Shard,
     /// Position in the shard.
-    pub(crate) number: usize,
+    pub(crate) index: usize,
     /// Members: extension and bytes.
     pub(crate) members: Vec<(String, Vec<u8>)>,
 }
@@ -122,14 +125,14 @@ impl Item<'_> {
 
     /// Returns the key of the sample.
     fn key(&self) -> &str {
-        self.shard.key(self.number)
+        self.shard.key(self.index)
     }
 }
 
 /// Passes every sample of `sources` to `judge`, on all cores, and writes it accordingly.
 ///
 /// # Errors
-/// [`PrepError`] when the folder is that of another job, or when shards cannot be read or written.
+/// [`PrepError`] when the folder belongs to another job, or when shards cannot be read or written.
 pub(crate) fn rewrite(
     sources: &[Source],
     storage: &Storage,
@@ -139,8 +142,24 @@ pub(crate) fn rewrite(
 ) -> Result<RewriteTotals, PrepError> {
     check_names(sources)?;
     let shards = storage.open_all(sources)?;
-    let _lock = lock_folder(job.out)?;
-    claim(input_identities(sources, &shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
+    let lock = lock_folder(job.out)?;
+    rewrite_locked(sources, &shards, job, &lock, progress, judge)
+}
+
+/// Does what [`rewrite`] does, with `shards`, the opened `sources`, in a folder that this process
+/// has locked.
+///
+/// # Errors
+/// Those of [`rewrite`].
+pub(crate) fn rewrite_locked(
+    sources: &[Source],
+    shards: &[Shard],
+    job: &Output<'_>,
+    _lock: &FolderLock,
+    progress: &dyn Progress,
+    judge: impl Fn(&Item<'_>) -> Verdict + Sync,
+) -> Result<RewriteTotals, PrepError> {
+    claim(input_identities(sources, shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
     copy_classes(sources, job.out, job.overwrite)?;
     let mut totals = RewriteTotals::default();
     progress.begin(job.verb, shards.iter().map(|shard| shard.len() as u64).sum());
@@ -172,16 +191,16 @@ fn rewrite_shard(
         let chunk = start..shard.len().min(start + CHUNK);
         let verdicts: Result<Vec<_>, PrepError> = chunk
             .into_par_iter()
-            .map(|number: usize| -> Result<(Item<'_>, Verdict), PrepError> {
-                match shard.members(number) {
+            .map(|index: usize| -> Result<(Item<'_>, Verdict), PrepError> {
+                match shard.members(index) {
                     Ok(members) => {
-                        let item = Item { shard, number, members };
+                        let item = Item { shard, index, members };
                         let verdict = judge(&item);
                         Ok((item, verdict))
                     }
                     // The bytes differ from those that were indexed: the sample must not be copied.
                     Err(error) if error.is_sample_error() => {
-                        let item = Item { shard, number, members: Vec::new() };
+                        let item = Item { shard, index, members: Vec::new() };
                         Ok((item, Verdict::Drop(error.to_string())))
                     }
                     Err(error) => Err(error.into()),
@@ -294,7 +313,7 @@ pub fn claim(
     overwrite: bool,
 ) -> Result<(), PrepError> {
     fs::create_dir_all(out).map_err(|error| PrepError::io("create", out, error))?;
-    let mark = out.join("job.json");
+    let mark = out.join(JOB_FILE);
     let this = Job(json!({ "verb": verb, "settings": settings, "inputs": inputs }));
     let recorded = match Job::read(&mark) {
         // A damaged description is overwritten, too.
@@ -337,8 +356,7 @@ fn clear(out: &Path) -> Result<(), PrepError> {
     for path in outputs(out)? {
         fs::remove_file(&path).map_err(|error| PrepError::io("remove", &path, error))?;
     }
-    fs::remove_file(out.join("job.json"))
-        .map_err(|error| PrepError::io("remove", Path::new("job.json"), error))
+    fs::remove_file(out.join(JOB_FILE)).map_err(|error| PrepError::io("remove", Path::new(JOB_FILE), error))
 }
 
 /// Checks that the names of the inputs differ, because the outputs have them too.

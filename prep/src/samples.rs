@@ -39,11 +39,11 @@ pub fn write_samples(
     progress: &dyn Progress,
 ) -> Result<usize, PrepError> {
     let mut writer = ShardWriter::resume(out, prefix, options.limits)?;
-    for (number, (shard, sample)) in samples.iter().enumerate() {
+    for (index, (shard, sample)) in samples.iter().enumerate() {
         let members = shard.members(*sample)?;
         let members: Vec<(&str, &[u8])> =
             members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
-        let renumbered = options.renumber.then(|| format!("{number:08}"));
+        let renumbered = options.renumber.then(|| format!("{index:08}"));
         writer.add(renumbered.as_deref().unwrap_or(shard.key(*sample)), &members)?;
         progress.advance(1);
     }
@@ -77,8 +77,8 @@ impl KeyList {
 /// [`PrepError::RepeatedKey`].
 pub fn check_keys<'a>(samples: impl Iterator<Item = (&'a Shard, usize)>) -> Result<(), PrepError> {
     let mut seen = HashSet::new();
-    for (shard, number) in samples {
-        let key = shard.key(number);
+    for (shard, index) in samples {
+        let key = shard.key(index);
         if !seen.insert(key) {
             return Err(PrepError::RepeatedKey { key: key.to_string(), shard: shard.name() });
         }

@@ -96,7 +96,7 @@ pub struct Stats {
     pub predicted_images_per_s: f64,
 }
 
-/// Computes the statistics of `job`. A part saves those of its shards.
+/// Computes the statistics of `job`. A part saves the statistics of its shards.
 ///
 /// # Errors
 /// [`PrepError`] when shards cannot be read, or when the results of parts are missing or of another
@@ -324,7 +324,7 @@ impl Stats {
     }
 }
 
-/// Adds the numbers of `others` to those of `counts`, by name.
+/// Adds `others` to `counts`, by name.
 fn add_counts(counts: &mut BTreeMap<String, u64>, others: BTreeMap<String, u64>) {
     for (name, n) in others {
         *counts.entry(name).or_default() += n;
@@ -368,10 +368,10 @@ fn predict_images_per_s(shards: &[&Shard], rules: &DecodeRules) -> f64 {
     let all = shards.iter().flat_map(|shard| (0..shard.len()).map(move |i| (shard, i)));
     let mut n_done = 0u32;
     let mut seconds = 0.0;
-    for (number, (shard, i)) in all.enumerate().step_by(every).take(N_TIMED) {
+    for (index, (shard, i)) in all.enumerate().step_by(every).take(N_TIMED) {
         let Ok(encoded) = shard.image(i) else { continue };
         let start = Instant::now();
-        let key = SampleKey { seed: 0, epoch: 0, sample: number as u64, attempt: 0 };
+        let key = SampleKey { seed: 0, epoch: 0, sample: index as u64, attempt: 0 };
         let Ok(image) = Image::decode(&encoded.files(), rules) else { continue };
         if maker.make(&image, &multicrop, key).is_ok() {
             seconds += start.elapsed().as_secs_f64();

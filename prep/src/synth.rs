@@ -57,14 +57,14 @@ pub fn synthesize(set: &SynthSet, progress: &dyn Progress) -> Result<Vec<PathBuf
     for start in (0..set.count).step_by(CHUNK as usize) {
         let drawn: Result<Vec<_>, PrepError> = (start..set.count.min(start + CHUNK))
             .into_par_iter()
-            .map(|number| {
-                let (class, pixels) = image(set.seed, number, set.size_px);
+            .map(|index| {
+                let (class, pixels) = image(set.seed, index, set.size_px);
                 let image = Rgb8::new(set.size_px, set.size_px, pixels);
-                Ok((number, class, jpeg(&image, JPEG_QUALITY, false)?))
+                Ok((index, class, jpeg(&image, JPEG_QUALITY, false)?))
             })
             .collect();
-        for (number, class, bytes) in drawn? {
-            writer.add(&format!("{number:08}"), &[("jpg", &bytes), ("cls", class.to_string().as_bytes())])?;
+        for (index, class, bytes) in drawn? {
+            writer.add(&format!("{index:08}"), &[("jpg", &bytes), ("cls", class.to_string().as_bytes())])?;
             progress.advance(1);
         }
     }
@@ -72,13 +72,13 @@ pub fn synthesize(set: &SynthSet, progress: &dyn Progress) -> Result<Vec<PathBuf
     Ok(writer.finish()?)
 }
 
-/// Draws image `number` of the set `seed`: its class and its RGB pixels, `size_px` per side.
-fn image(seed: u64, number: u64, size_px: u32) -> (u32, Vec<u8>) {
-    let mut rng = ViewRng::from_words([seed, DOMAIN, number, 0]);
+/// Draws image `index` of the set `seed`: its class and its RGB pixels, `size_px` per side.
+fn image(seed: u64, index: u64, size_px: u32) -> (u32, Vec<u8>) {
+    let mut rng = ViewRng::from_words([seed, DOMAIN, index, 0]);
     let class = rng.below(CLASSES.len() as u32);
     let scene = Scene::draw(&mut rng);
     let mut pixels = Vec::with_capacity(3 * (size_px * size_px) as usize);
-    let mut grain = ViewRng::from_words([seed, DOMAIN, number, 1]);
+    let mut grain = ViewRng::from_words([seed, DOMAIN, index, 1]);
     for y in 0..size_px {
         for x in 0..size_px {
             // Four samples a pixel soften the edges.

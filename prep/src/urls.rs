@@ -1,7 +1,7 @@
 //! Packing of the images of a list of URLs into shards.
 //!
 //! Shard `k` holds the images of rows `[k·n, (k+1)·n)` that were fetched and can be decoded, in the
-//! order in which they arrived; the key of a sample is the number of its row in the order of
+//! order in which they arrived; the key of a sample is the index of its row in the order of
 //! `--seed`. Beside it is the list of rows that failed, with reasons, which can be packed again if
 //! the addresses have no passwords or signatures: these are left out. A job that was stopped
 //! continues with the shards that are missing.
@@ -72,7 +72,7 @@ pub struct PackedUrls {
     pub n_failed_in_all: usize,
     /// Number of shards of the whole job.
     pub n_shards: usize,
-    /// Numbers of the shards of this command's share.
+    /// Indices of the shards of this command's share.
     pub shards: Range<usize>,
     /// List of the rows that have failed, with reasons. A part has a list for each shard.
     pub failures: Option<PathBuf>,
@@ -121,7 +121,7 @@ struct Writer<'a> {
     classes: &'a Classes,
     /// Number of rows of a shard.
     n: usize,
-    /// Numbers of the shards that do not exist.
+    /// Indices of the shards that do not exist.
     missing: Vec<usize>,
     open: BTreeMap<usize, Open>,
     n_closed: usize,
@@ -140,7 +140,7 @@ struct DownloadTotals {
 /// After each row, `report` is called with the number of rows that have failed.
 ///
 /// # Errors
-/// [`PrepError`] when the list has no URLs, when the folder is that of another job, or when shards
+/// [`PrepError`] when the list has no URLs, when the folder belongs to another job, or when shards
 /// cannot be written. An image that cannot be fetched is no error.
 pub fn pack_urls(
     job: &PackJob<'_>,
@@ -218,10 +218,10 @@ fn fetch_all(
             let client = &client;
             scope.spawn(move || {
                 while let Some(turn) = queue.take() {
-                    let number = turn.item;
-                    let fetched = fetch(&rows[number].target, client, web);
+                    let index = turn.item;
+                    let fetched = fetch(&rows[index].target, client, web);
                     drop(turn);
-                    if sender.send((number, fetched)).is_err() {
+                    if sender.send((index, fetched)).is_err() {
                         return;
                     }
                 }
@@ -229,8 +229,8 @@ fn fetch_all(
         }
         drop(sender);
         let mut written = Ok(());
-        for (number, fetched) in results.iter() {
-            match writer.add(number, fetched) {
+        for (index, fetched) in results.iter() {
+            match writer.add(index, fetched) {
                 Ok(true) => queue.set_horizon(writer.horizon()),
                 Ok(false) => {}
                 Err(error) => {
@@ -301,8 +301,8 @@ impl<'a> Writer<'a> {
     }
 
     /// Writes a fetched row, or notes its failure. Returns `true` if that completes its shard.
-    fn add(&mut self, number: usize, fetched: Result<Fetched, String>) -> Result<bool, PrepError> {
-        let shard = number / self.n;
+    fn add(&mut self, index: usize, fetched: Result<Fetched, String>) -> Result<bool, PrepError> {
+        let shard = index / self.n;
         let n_left = self.row_range(shard).len();
         let open = match self.open.entry(shard) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -311,7 +311,7 @@ impl<'a> Writer<'a> {
                 entry.insert(Open { file, failures: Vec::new(), n_left })
             }
         };
-        let row = &self.rows[number];
+        let row = &self.rows[index];
         match fetched {
             Err(reason) => {
                 self.totals.n_failed += 1;
@@ -319,14 +319,14 @@ impl<'a> Writer<'a> {
                 failure["reason"] = json!(reason);
                 if failure["url"] != json!(row.target) {
                     // The address without its secrets does not suffice to fetch the image.
-                    failure["row"] = json!(number);
+                    failure["row"] = json!(index);
                 }
                 open.failures.push(failure);
             }
             Ok(fetched) => {
                 self.totals.n_fetched += 1;
                 self.totals.bytes += fetched.image.len() as u64;
-                write(&mut open.file, number, row, &fetched, self.classes)?;
+                write(&mut open.file, index, row, &fetched, self.classes)?;
             }
         }
         open.n_left -= 1;
@@ -355,7 +355,7 @@ fn row_columns(row: &ListRow) -> Value {
 /// Adds a fetched row to its shard.
 fn write(
     file: &mut ShardFile,
-    number: usize,
+    index: usize,
     row: &ListRow,
     fetched: &Fetched,
     classes: &Classes,
@@ -372,7 +372,7 @@ fn write(
     members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
     members.extend(row.caption.iter().map(|caption| ("txt", caption.as_bytes())));
     members.push(("json", columns.as_bytes()));
-    Ok(file.add(&format!("{number:09}"), &members)?)
+    Ok(file.add(&format!("{index:09}"), &members)?)
 }
 
 impl Open {

@@ -201,7 +201,7 @@ fn check_shards(
     Ok((readable, bad_shards))
 }
 
-/// Reports and returns the text of `error` if it is that of a bad shard.
+/// Reports and returns the text of `error` if a bad shard is its cause.
 ///
 /// # Errors
 /// Any other error.

@@ -15,7 +15,7 @@ pub(crate) struct CacheFlags {
 }
 
 impl CacheFlags {
-    /// Opens the cache in `folder`, if features are kept.
+    /// Opens the cache in the folder `features` within `folder`; `None` with `--features-gb 0`.
     pub(crate) fn open(&self, folder: &Path) -> Option<FeatureCache> {
         let max_bytes = (self.features_gb * 1e9) as u64;
         (max_bytes > 0).then(|| FeatureCache::new(folder.join("features"), max_bytes))

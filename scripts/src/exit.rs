@@ -32,46 +32,17 @@ pub(crate) const PREEMPTED: u8 = 143;
 /// Returns the exit code for `error`.
 pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
     let code = error.chain().find_map(|cause| {
-        if let Some(error) = cause.downcast_ref::<SessionError>() {
-            return Some(session_code(error));
-        }
-        if let Some(error) = cause.downcast_ref::<PrepError>() {
-            return Some(prep_code(error));
-        }
-        if let Some(error) = cause.downcast_ref::<TrainError>() {
-            return Some(train_code(error));
-        }
-        if let Some(error) = cause.downcast_ref::<PipelineError>() {
-            return Some(pipeline_code(error));
-        }
-        if let Some(error) = cause.downcast_ref::<EngineError>() {
-            return Some(engine_code(error));
-        }
-        if let Some(error) = cause.downcast_ref::<WeightsError>() {
-            return Some(weights_code(error));
-        }
-        if cause.is::<std::io::Error>() || cause.is::<csv::Error>() {
-            return Some(DATA);
-        }
-        if let Some(error) = cause.downcast_ref::<ReportError>() {
-            return Some(match error {
-                ReportError::Run(error) => train_code(error),
-                ReportError::Eval(error) => eval_code(error),
-                ReportError::Read { .. }
-                | ReportError::Write { .. }
-                | ReportError::Picture { .. }
-                | ReportError::Encode(_) => DATA,
-                ReportError::Record { .. }
-                | ReportError::NoResponse { .. }
-                | ReportError::Response(_)
-                | ReportError::Refused { .. }
-                | ReportError::Incomplete { .. } => CONFIGURATION,
-            });
-        }
-        if let Some(error) = cause.downcast_ref::<CurateError>() {
-            return Some(curate_code(error));
-        }
-        cause.downcast_ref::<EvalError>().map(eval_code)
+        let is_io = cause.is::<std::io::Error>() || cause.is::<csv::Error>();
+        let code = cause.downcast_ref::<SessionError>().map(session_code);
+        code.or_else(|| cause.downcast_ref::<PrepError>().map(prep_code))
+            .or_else(|| cause.downcast_ref::<TrainError>().map(train_code))
+            .or_else(|| cause.downcast_ref::<PipelineError>().map(pipeline_code))
+            .or_else(|| cause.downcast_ref::<EngineError>().map(engine_code))
+            .or_else(|| cause.downcast_ref::<WeightsError>().map(weights_code))
+            .or_else(|| cause.downcast_ref::<ReportError>().map(report_code))
+            .or_else(|| cause.downcast_ref::<CurateError>().map(curate_code))
+            .or_else(|| cause.downcast_ref::<EvalError>().map(eval_code))
+            .or(is_io.then_some(DATA))
     });
     // Errors without a type come from the flags.
     ExitCode::from(code.unwrap_or(CONFIGURATION))
@@ -114,6 +85,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::Groups { .. }
         | SessionError::Kernels { .. }
         | SessionError::Json { .. }
+        | SessionError::Unserializable(_)
         | SessionError::RunValues { .. }
         | SessionError::NoDataFormat { .. }
         | SessionError::FloatBits
@@ -146,6 +118,7 @@ fn prep_code(error: &PrepError) -> u8 {
         | PrepError::SeveralValues { .. }
         | PrepError::Json { .. }
         | PrepError::Unserializable(_)
+        | PrepError::TooDistant { .. }
         | PrepError::Busy { .. }
         | PrepError::OverwrittenParts
         | PrepError::MissingParts { .. }
@@ -278,6 +251,22 @@ fn train_code(error: &TrainError) -> u8 {
         | TrainError::WorkdirMissing { .. }
         | TrainError::Network(NetworkError::Weights { .. })
         | TrainError::DataEnded => DATA,
+    }
+}
+
+fn report_code(error: &ReportError) -> u8 {
+    match error {
+        ReportError::Run(error) => train_code(error),
+        ReportError::Eval(error) => eval_code(error),
+        ReportError::Read { .. }
+        | ReportError::Write { .. }
+        | ReportError::Picture { .. }
+        | ReportError::Encode(_) => DATA,
+        ReportError::Record { .. }
+        | ReportError::NoResponse { .. }
+        | ReportError::Response(_)
+        | ReportError::Refused { .. }
+        | ReportError::Incomplete { .. } => CONFIGURATION,
     }
 }
 

@@ -41,6 +41,8 @@ use trainer::bench::allocator::keep_freed_memory;
 use console::Host;
 use memory::MEMORY;
 
+pub use signals::interrupt;
+
 /// Self-supervised pretraining of vision models: from a folder of images to a scored backbone.
 #[derive(Parser)]
 #[command(name = "ocelli", version = env!("OCELLI_VERSION"), max_term_width = 100)]
@@ -168,13 +170,6 @@ pub fn run_within(
         Ok(Err(error)) => Err(console::chain(&error)),
         Err(_) => Err("the command has panicked: this is a bug in ocelli".into()),
     }
-}
-
-/// Tells the command that [`run_within`] runs, on another thread, that the process was interrupted.
-/// Returns `true` if the command stops by itself, as a run does after its step; other commands
-/// continue to their end.
-pub fn interrupt() -> bool {
-    signals::interrupt()
 }
 
 /// Runs a command.

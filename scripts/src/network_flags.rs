@@ -1,11 +1,8 @@
 //! Flags for the choice of a network, for its weights and for the preprocessing of its images.
 
-use std::path::Path;
-
-use augment::{Depth, Fill, NoData, PixelFormat};
-use kernels::device::Device;
+use augment::{Depth, Fill, NoData};
 use networks::Normalization;
-use session::{EvaluatedNetwork, NetworkSettings, check_pixel_values};
+use session::NetworkSettings;
 use weights::{Hints, Library};
 
 /// Flags for the choice of the network and for its preprocessing.
@@ -35,14 +32,9 @@ impl NetworkFlags {
             ..self.weights.settings(self.network.as_deref())
         }
     }
-
-    /// Opens the network in `path` (a run, a checkpoint or weights) on `device`.
-    pub(crate) fn open(&self, path: &Path, device: &Device) -> anyhow::Result<EvaluatedNetwork> {
-        Ok(EvaluatedNetwork::open(path, &self.settings(), device)?)
-    }
 }
 
-/// Flags for facts that a file of weights may not state.
+/// Flags for facts that a weights file may not state.
 #[derive(Clone, Default, clap::Args)]
 pub(crate) struct WeightFlags {
     /// Library that a weights file comes from, if its tensor names are ambiguous: dino, dinov2,
@@ -87,11 +79,6 @@ impl ValueFlags {
     pub(crate) fn no_data(&self, fill: Fill) -> Option<NoData> {
         let value = self.no_data?;
         Some(NoData { value: value.is_finite().then_some(value), fill })
-    }
-
-    /// Refuses flags that do not apply to images of `format`.
-    pub(crate) fn check(&self, format: PixelFormat) -> anyhow::Result<()> {
-        Ok(check_pixel_values(format, self.bits_used, self.no_data(Fill::default()))?)
     }
 
     /// Returns whether a flag is given.

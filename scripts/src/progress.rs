@@ -131,6 +131,7 @@ impl Lines {
 }
 
 impl TermLike for Lines {
+    // A nominal size: no terminal is drawn to.
     fn width(&self) -> u16 {
         200
     }

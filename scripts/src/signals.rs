@@ -33,9 +33,10 @@ pub(crate) fn begin_command() {
     *within() = Within { is_interrupted: false, run: None };
 }
 
-/// Stops the run that trains within another process, or that begins to train later. Returns whether
-/// one trains, which saves a checkpoint first.
-pub(crate) fn interrupt() -> bool {
+/// Tells the command that [`run_within`](crate::run_within) runs, on another thread, that the
+/// process was interrupted. Returns `true` if a run trains, which saves a checkpoint after its step
+/// and stops. Other commands continue to their end; if they begin to train later, they stop then.
+pub fn interrupt() -> bool {
     let mut within = within();
     within.is_interrupted = true;
     let Some(run) = &within.run else { return false };
@@ -86,9 +87,9 @@ impl Signals {
             // A handler may not print: a thread does, which is idle until an interrupt.
             let mut received = Received::new([SIGINT])?;
             std::thread::Builder::new().name("signals".into()).spawn(move || {
-                for (number, _) in received.forever().enumerate() {
-                    answer(number == 0);
-                    if number > 0 {
+                for (index, _) in received.forever().enumerate() {
+                    answer(index == 0);
+                    if index > 0 {
                         signal_hook::low_level::exit(INTERRUPTED);
                     }
                 }

@@ -116,9 +116,9 @@ fn image_weights(path: &Path, dataset: &Dataset) -> Result<Vec<f64>, SessionErro
     let mut weights = Vec::with_capacity(dataset.n_samples() as usize);
     let mut n_unlisted = 0u64;
     for id in (0..dataset.n_samples()).map(SampleId) {
-        let (shard, number) = dataset.locate(id);
+        let (shard, index) = dataset.locate(id);
         let name = shard.name();
-        let key = shard.key(number);
+        let key = shard.key(index);
         let weight = match list.value(Some(&name), key)? {
             Some(text) => text.parse::<f64>().map_err(|_| SessionError::ImageWeight {
                 path: path.to_path_buf(),

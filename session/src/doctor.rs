@@ -15,7 +15,7 @@ use crate::machine;
 /// Bytes that are written to measure the speed of a disk.
 const DISK_BYTES: usize = 64 << 20;
 
-/// Folders in which a loader looks for libraries besides those of its environment.
+/// Folders in which a loader looks for libraries, besides the folders that its environment names.
 const LIBRARY_FOLDERS: [&str; 4] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/cuda/lib64", "/usr/lib"];
 

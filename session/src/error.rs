@@ -33,7 +33,7 @@ pub enum SessionError {
         /// The cause.
         source: std::io::Error,
     },
-    /// An operation of the file system failed; the text is that of the system.
+    /// An operation of the file system failed; the text is the system's.
     #[error("{source}")]
     FileSystem {
         /// The file or folder.
@@ -49,6 +49,9 @@ pub enum SessionError {
         /// The cause.
         source: serde_json::Error,
     },
+    /// A fact about a network cannot be expressed in JSON.
+    #[error(transparent)]
+    Unserializable(serde_json::Error),
     /// A checkpoint does not exist, and others do.
     #[error(
         "cannot open {}: available checkpoints: steps {}; older ones are removed (run.keep_checkpoints): \
@@ -63,7 +66,7 @@ pub enum SessionError {
         /// The cause.
         source: std::io::Error,
     },
-    /// A file of weights was opened for the heads, which it does not have.
+    /// A weights file was opened for the heads, which it does not have.
     #[error("{} is a backbone without heads; only runs and checkpoints of ocelli have heads", path.display())]
     NoHeads {
         /// The file.

@@ -158,7 +158,7 @@ impl FabricTest {
         let lengths = timed_bytes(world_size, self.buffer_bytes);
         let mut buffers = [BufferTimes::default(); 3];
         // The longest buffer comes first, so that short ones are timed with a TCP window as wide as
-        // that of a run.
+        // in a run.
         for (times, bytes) in buffers.iter_mut().zip(lengths).rev() {
             *times = time(engine, &self.device.device, bytes)?;
         }
@@ -200,8 +200,9 @@ impl Links {
     fn new(launch: &Launch, buffers: &[BufferTimes; 3]) -> Self {
         let n_local = launch.n_local.unwrap_or(1).clamp(1, launch.world_size);
         let is_one_node = n_local == launch.world_size;
-        // Parts of the buffer that a link carries in an exchange: those of a rank from all others,
-        // or those of a node's ranks from other nodes. In a gather all parts but one pass a link.
+        // Parts of the buffer that a link carries in an exchange: what a rank receives from all
+        // others, or what a node's ranks receive from other nodes. In a gather all parts but one
+        // pass a link.
         let exchanged = if is_one_node { n_local - 1 } else { n_local * (launch.world_size - n_local) };
         let n_parts = exchanged + launch.world_size - 1;
         let [shortest, middle, longest] =
@@ -266,7 +267,7 @@ mod tests {
     }
 
     /// On any number of ranks, parts of the shortest buffer are short messages that are not empty,
-    /// and those of the others are long ones.
+    /// and parts of the others are long ones.
     #[test]
     fn parts_of_timed_buffers_are_short_and_long_messages() {
         for world_size in [2, 4, 8, 64, 496, 2048] {

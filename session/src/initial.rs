@@ -22,7 +22,7 @@ pub struct Initial {
     /// Weights of the backbone, in place of the recipe's `init.weights`: a file or folder of
     /// another library, or a run.
     pub weights: Option<PathBuf>,
-    /// Facts that the file of weights may not state.
+    /// Facts that the weights file may not state.
     pub hints: Hints,
     /// Run or checkpoint to continue from, with its optimizer, in another work directory.
     pub fork: Option<PathBuf>,
@@ -34,7 +34,7 @@ pub struct Initial {
 pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
     let note = std::fs::read_to_string(workdir.join(FORKED_FROM)).ok()?;
     let recorded = note.lines().find_map(|line| line.strip_prefix("step ")?.parse().ok());
-    // Older releases did not record the step: it is that of the first checkpoint.
+    // Earlier versions did not record the step: it is the step of the first checkpoint.
     recorded.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
 }
 
@@ -121,7 +121,7 @@ fn check_fork(recipe: &Recipe, from: &Path) -> Result<(), SessionError> {
 }
 
 /// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to
-/// start with: those of `initial`, or `weights`, which its recipe names.
+/// start with: the weights of `initial`, or `weights`, which its recipe names.
 ///
 /// # Errors
 /// [`SessionError::NoBackbone`] where none are named, and errors of reading them.
@@ -209,8 +209,8 @@ fn does_not_fit(path: &Path, recipe: &Recipe, reason: String) -> SessionError {
     SessionError::DoesNotFit { path: path.to_path_buf(), recipe: recipe.name.clone(), reason }
 }
 
-/// Warns if the weights in `path` were trained on images that were decoded by other rules than
-/// those of `data`.
+/// Warns if the weights in `path` were trained on images that were decoded by other rules than the
+/// rules of `data`.
 fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
     let ours = data.rules().decoding();
     if theirs != ours {
@@ -223,7 +223,7 @@ fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
 }
 
 /// Warns if the weights in `path` were trained on `pixels` with another normalization or number of
-/// bits than those of `data`.
+/// bits than `data` has.
 fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
     let theirs = &pixels.normalization;
     let is_comparable = theirs.n_channels() == data.channels;

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use trainer::run::host_name;
 
 use crate::error::SessionError;
-use crate::evaluated::record;
+use crate::evaluated_network::record;
 
 /// Interval at which a claim is touched.
 const TOUCH: Duration = Duration::from_secs(20);

@@ -40,12 +40,12 @@
 //! | [`Fitted`] | the plan divided over ranks, within the memory of each, and its kernels |
 //! | [`Outcome`](trainer::run::Outcome) | weights in the work directory |
 //!
-//! is that of the types. All ranks of a launch execute each stage together: a stage fails on all of
-//! them if it fails on one.
+//! is the order of the types. All ranks of a launch execute each stage together: a stage fails on
+//! all of them if it fails on one.
 //!
-//! [`EvaluatedNetwork`] opens the network of a run, or of a file of weights, to be scored by
-//! `eval`; a [`ScoringProbe`] scores within a run, and [`Evaluation::watch`] scores the checkpoints
-//! of a run that another process trains.
+//! [`EvaluatedNetwork`] opens the network of a run, or of a weights file, to be scored by `eval`; a
+//! [`ScoringProbe`] scores within a run, and [`Evaluation::watch`] scores the checkpoints of a run
+//! that another process trains.
 //!
 //! Notes and warnings are events of `tracing`.
 
@@ -55,7 +55,7 @@ pub mod connect;
 mod data;
 pub mod doctor;
 mod error;
-mod evaluated;
+mod evaluated_network;
 pub mod fabric;
 mod frozen;
 mod initial;
@@ -69,7 +69,7 @@ mod watch;
 
 pub use data::{open_local, open_sampled};
 pub use error::SessionError;
-pub use evaluated::{EvaluatedNetwork, NetworkSettings, check_pixel_values, find_workdir};
+pub use evaluated_network::{EvaluatedNetwork, NetworkSettings, check_pixel_values, find_workdir};
 pub use frozen::open as open_frozen;
 pub use initial::{Initial, model as initial_model};
 pub use network::{Backbone, model_of};

@@ -1,4 +1,4 @@
-//! Backbones with their weights, from a run, a checkpoint or a file of weights.
+//! Backbones with their weights, from a run, a checkpoint or a weights file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,22 +17,22 @@ use crate::error::SessionError;
 pub struct Backbone {
     /// Configuration of the network.
     pub model: ModelConfig,
-    /// Parameters by name: those of heads, too, if it was opened with them.
+    /// Parameters by name; with the parameters of heads, if it was opened with them.
     pub tensors: Vec<NamedTensor>,
     /// Preprocessing of its images.
     pub preprocessing: Preprocessing,
     /// Name of the network within its run, or `weights`.
-    pub which: String,
-    /// Manifest of the checkpoint; a file of weights has none.
+    pub network_name: String,
+    /// Manifest of the checkpoint; a weights file has none.
     pub manifest: Option<Manifest>,
     /// Name of the library that made the weights, or `ocelli`.
     pub origin: &'static str,
 }
 
 impl Backbone {
-    /// Opens the backbone in `path`: of a file of weights, whose missing facts are taken from
-    /// `hints`, or of the network `hints.network` of a run; by default, of the network that its
-    /// method evaluates. Assumptions about a file are reported.
+    /// Opens the backbone in `path`: in a weights file, whose missing facts are taken from `hints`,
+    /// or in the network `hints.network` of a run; by default, in the network that its method
+    /// evaluates. Assumptions about a file are reported.
     ///
     /// # Errors
     /// [`SessionError`] when there is no network, or its weights cannot be read.
@@ -47,44 +47,44 @@ impl Backbone {
                 model: read.model,
                 tensors: read.tensors,
                 preprocessing: read.preprocessing,
-                which: read.which,
+                network_name: read.network_name,
                 manifest: None,
                 origin: read.origin,
             });
         }
         // Opened once: a running job may write another checkpoint meanwhile.
         let checkpoint = Checkpoint::open(path)?;
-        let (tensors, which) = checkpoint.backbone(hints.network.as_deref())?;
-        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, which))
+        let (tensors, network_name) = checkpoint.backbone(hints.network.as_deref())?;
+        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, network_name))
     }
 
     /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with the
     /// parameters that only its training uses.
     ///
     /// # Errors
-    /// [`SessionError::NoHeads`] for a file of weights, and as [`open`](Self::open).
+    /// [`SessionError::NoHeads`] for a weights file, and as [`open`](Self::open).
     pub fn open_with_heads(path: &Path) -> Result<Self, SessionError> {
         check_exists(path)?;
         if weights::is_weights(path) {
             return Err(SessionError::NoHeads { path: path.to_path_buf() });
         }
         let checkpoint = Checkpoint::open(path)?;
-        let (tensors, which) = checkpoint.network(None)?;
-        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, which))
+        let (tensors, network_name) = checkpoint.network(None)?;
+        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, network_name))
     }
 
-    /// Creates the backbone of a checkpoint with the tensors of its network `which`.
-    fn from_checkpoint(manifest: Manifest, tensors: Vec<NamedTensor>, which: String) -> Self {
+    /// Creates the backbone of a checkpoint with the tensors of its network `network_name`.
+    fn from_checkpoint(manifest: Manifest, tensors: Vec<NamedTensor>, network_name: String) -> Self {
         let recipe = &manifest.plan.recipe;
         let model = recipe.model.clone();
         let pixels = recipe.data.pixels();
         let mut preprocessing = Preprocessing::with_size(recipe.evaluated_px() as u32, pixels);
         preprocessing.decoding = recipe.data.rules().decoding();
-        Self { model, tensors, preprocessing, which, manifest: Some(manifest), origin: "ocelli" }
+        Self { model, tensors, preprocessing, network_name, manifest: Some(manifest), origin: "ocelli" }
     }
 
-    /// Returns the shapes of the parameters that are not the backbone's, by name: those of heads,
-    /// if it was opened with them.
+    /// Returns the shapes of the parameters that are not the backbone's, by name: the parameters of
+    /// heads, if it was opened with them.
     pub fn head_shapes(&self) -> BTreeMap<String, Vec<usize>> {
         let masked = self.model.masked_units(Readout::All);
         let backbone = param_names(masked.unwrap_or_else(|| self.model.units(Readout::All)));
@@ -106,7 +106,7 @@ impl Backbone {
         self.tensors.iter().any(|tensor| masked.contains(&tensor.name) && !plain.contains(&tensor.name))
     }
 
-    /// Returns the rules for decoding images: those of the run, or the usual ones in the format
+    /// Returns the rules for decoding images: the rules of the run, or the usual ones in the format
     /// that the weights take.
     pub fn rules(&self) -> DecodeRules {
         match &self.manifest {

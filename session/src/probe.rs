@@ -10,7 +10,7 @@ use networks::probe::Probe;
 use pipeline::NoProgress;
 use trainer::Plan;
 
-use crate::evaluated::Origin;
+use crate::evaluated_network::Origin;
 
 /// Protocols on image sets that were opened before the run.
 pub struct ScoringProbe {
@@ -35,13 +35,14 @@ impl Probe for ScoringProbe {
             .score(network, &self.protocols, None, &NoProgress)
             .map_err(|error| error.to_string())?;
         let origin = Origin {
-            which: self.plan.evaluated().map_err(|error| error.to_string())?,
+            network_name: self.plan.evaluated().map_err(|error| error.to_string())?,
             step: Some(step),
             recipe: Some(&self.plan.recipe.name),
             transform: self.split.test.transform,
             checkpoint: None,
         };
-        let rows = rows(&scores, &self.split, &origin.describe(network));
+        let info = origin.describe(network).map_err(|error| error.to_string())?;
+        let rows = rows(&scores, &self.split, &info);
         // The run writes the scores to TensorBoard.
         if let Err(error) = append(&self.workdir, &rows) {
             tracing::warn!("could not record the scores of step {step}: {error}");

@@ -1,15 +1,45 @@
-//! Scores of weights as they are stored, which rounding may have changed.
+//! Weights as they are stored: files for other libraries, and scores, which rounding may have
+//! changed.
+
+use std::path::{Path, PathBuf};
 
 use eval::{Protocol, Split};
 use kernels::device::Opened;
 use networks::{NamedTensor, Network};
 use pipeline::NoProgress;
-use weights::{Precision, Score, rounded};
+use weights::{Card, Export, Format, Precision, Score, rounded};
 
 use crate::error::SessionError;
 use crate::network::Backbone;
 
 impl Backbone {
+    /// Writes the weights and `card` to `out`, whose parent folder is created if missing; returns
+    /// the files. Existing files are replaced only if `overwrite` is set.
+    ///
+    /// # Errors
+    /// [`SessionError::Io`] if the folder cannot be created, [`SessionError::Weights`] if files
+    /// exist or cannot be written, or if `format` cannot hold the weights.
+    pub fn export(
+        &self,
+        out: &Path,
+        format: Format,
+        precision: Precision,
+        card: &Card,
+        overwrite: bool,
+    ) -> Result<Vec<PathBuf>, SessionError> {
+        pipeline::file::create_parent(out)
+            .map_err(|source| SessionError::io("create the folder of", out, source))?;
+        let export = Export {
+            model: &self.model,
+            tensors: &self.tensors,
+            preprocessing: self.preprocessing.clone(),
+            network_name: &self.network_name,
+            precision,
+            card,
+        };
+        Ok(weights::write(out, format, &export, overwrite)?)
+    }
+
     /// Scores the weights by `protocols` on `split`, as trained and, if it is another precision, as
     /// they are stored in `precision`.
     ///

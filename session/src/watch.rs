@@ -9,17 +9,16 @@ use std::time::{Duration, Instant};
 
 use eval::image_sets::SplitShards;
 use eval::probe::Scores;
-use eval::scores::rows;
 use eval::{FeatureCache, Protocol, Split};
 use kernels::device::Device;
 use pipeline::secrets::redact_list;
 use pipeline::{Progress, Storage};
 use serde_json::json;
-use trainer::checkpoint::{Checkpoint, Hold, steps};
+use trainer::checkpoint::{self, Checkpoint, Hold};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::SessionError;
-use crate::evaluated::{EvaluatedNetwork, NetworkSettings};
+use crate::evaluated_network::{EvaluatedNetwork, NetworkSettings};
 use crate::ledger::{Claim, Ledger};
 
 /// Interval at which the folder is listed.
@@ -28,7 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// Longest time to wait for a run that has not started.
 const START_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// An evaluation of networks by protocols.
+/// What to evaluate, and how.
 pub struct Evaluation<'a> {
     /// Choice of the network of a run or of a checkpoint.
     pub network: NetworkSettings,
@@ -56,7 +55,7 @@ pub enum WatchEvent<'a> {
         scores: &'a Scores,
     },
     /// A checkpoint cannot be scored.
-    Unreadable {
+    NotScorable {
         /// Step of the checkpoint.
         step: u64,
         /// Reason.
@@ -69,7 +68,7 @@ pub enum WatchEvent<'a> {
     },
 }
 
-/// Results of a watch.
+/// What a watch has done.
 #[derive(Debug, Clone, Default)]
 pub struct Watched {
     /// Number of checkpoints that this process scored.
@@ -93,20 +92,28 @@ impl Evaluation<'_> {
         report: &mut dyn FnMut(WatchEvent<'_>),
     ) -> Result<Watched, SessionError> {
         await_run(workdir, report)?;
-        let ledger = Ledger::open(workdir, self.name())?;
+        let ledger = Ledger::open(workdir, self.ledger_name())?;
         let mut watcher = Watcher {
             evaluation: self,
             workdir,
             new_progress,
             report,
             split: None,
-            last: None,
+            length: None,
             watched: Watched::default(),
         };
+        let mut newest_step = None;
         loop {
-            watcher.last = watcher.last.or_else(|| read_length(workdir));
+            let checkpoints = checkpoint::steps(&workdir.join("checkpoints"));
+            let last_step = checkpoints.last().map(|(step, _)| *step);
+            // A run may be lengthened while it is watched: its next checkpoint states the new
+            // length.
+            if watcher.length.is_none() || last_step != newest_step {
+                watcher.length = read_length(workdir).or(watcher.length);
+                newest_step = last_step;
+            }
             let mut is_idle = true;
-            for (step, path) in steps(&workdir.join("checkpoints")) {
+            for (step, path) in checkpoints {
                 let Some(claim) = ledger.claim(step)? else { continue };
                 is_idle = false;
                 watcher.score(claim, step, &path)?;
@@ -123,7 +130,7 @@ impl Evaluation<'_> {
 
     /// Returns the name of the evaluation by its sets and settings: evaluations of the same run
     /// with others have separate records.
-    fn name(&self) -> String {
+    fn ledger_name(&self) -> String {
         let images = &self.images;
         let test_set = images.test_set();
         let set: String = test_set.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
@@ -144,11 +151,12 @@ impl Evaluation<'_> {
 
 /// Waits until `workdir` contains a run.
 fn await_run(workdir: &Path, report: &mut dyn FnMut(WatchEvent<'_>)) -> Result<(), SessionError> {
+    let plan = workdir.join("plan.toml");
+    if !plan.exists() {
+        report(WatchEvent::Waiting);
+    }
     let start = Instant::now();
-    while !workdir.join("plan.toml").exists() {
-        if start.elapsed() < POLL_INTERVAL {
-            report(WatchEvent::Waiting);
-        }
+    while !plan.exists() {
         if start.elapsed() > START_TIMEOUT {
             return Err(SessionError::NoRun { workdir: workdir.to_path_buf() });
         }
@@ -157,10 +165,19 @@ fn await_run(workdir: &Path, report: &mut dyn FnMut(WatchEvent<'_>)) -> Result<(
     Ok(())
 }
 
-/// Returns the last step of the run and its checkpoint interval, from its newest checkpoint.
-fn read_length(workdir: &Path) -> Option<(u64, u64)> {
+/// Length of a run.
+#[derive(Clone, Copy)]
+struct Length {
+    total_steps: u64,
+    /// Number of steps between two checkpoints.
+    checkpoint_every: u64,
+}
+
+/// Returns the length of the run, from its newest checkpoint.
+fn read_length(workdir: &Path) -> Option<Length> {
     let plan = Checkpoint::open(workdir).ok()?.manifest.plan;
-    Some((plan.total_steps, plan.recipe.run.checkpoint_every_steps))
+    let checkpoint_every = plan.recipe.run.checkpoint_every_steps;
+    Some(Length { total_steps: plan.total_steps, checkpoint_every })
 }
 
 /// State of a process that watches a run.
@@ -171,14 +188,14 @@ struct Watcher<'a> {
     report: &'a mut dyn FnMut(WatchEvent<'_>),
     /// Images, once a checkpoint has determined their size.
     split: Option<Split>,
-    /// Last step of the run and its checkpoint interval, once a checkpoint has been read.
-    last: Option<(u64, u64)>,
+    /// Length of the run, once a checkpoint has been read.
+    length: Option<Length>,
     watched: Watched,
 }
 
 impl Watcher<'_> {
-    /// Scores the checkpoint in `path`. A checkpoint that has been removed is recorded as missed,
-    /// one that cannot be read as unreadable.
+    /// Scores the checkpoint in `path`. A checkpoint that has been removed is skipped
+    /// (`report_missed` reports it), one that cannot be scored is reported and not tried again.
     fn score(&mut self, claim: Claim<'_>, step: u64, path: &Path) -> Result<(), SessionError> {
         let Evaluation { network, images, protocols, device, cache, storage } = self.evaluation;
         let hold = Hold::new(path);
@@ -187,22 +204,19 @@ impl Watcher<'_> {
             Err(_) if !path.exists() => return Ok(()),
             Err(error) => {
                 let reason = error.to_string();
-                (self.report)(WatchEvent::Unreadable { step, reason: &reason });
+                (self.report)(WatchEvent::NotScorable { step, reason: &reason });
                 return claim.give_up(&reason);
             }
         };
-        // All weights have been read into memory.
+        // Weights are in memory: the run may remove the checkpoint.
         drop(hold);
         let split = match self.split.take() {
             Some(split) => split,
             None => images.open(protocols, open.transform, open.rules, storage)?,
         };
-        let scores = {
-            let progress = (self.new_progress)();
-            split.score(&open.network, protocols, cache.as_ref(), &*progress)?
-        };
+        let scores = split.score(&open.network, protocols, cache.as_ref(), &*(self.new_progress)())?;
         (self.report)(WatchEvent::Scored { step, scores: &scores });
-        let rows = rows(&scores, &split, &open.about(path));
+        let rows = eval::scores::rows(&scores, &split, &open.info(path)?);
         self.split = Some(split);
         self.watched.n_scored += 1;
         claim.finish(&rows, &open.scalars(&rows))
@@ -211,9 +225,10 @@ impl Watcher<'_> {
     /// Reports the checkpoints that the run removed before they were scored.
     fn report_missed(&mut self, ledger: &Ledger) {
         let existing: BTreeSet<u64> =
-            steps(&self.workdir.join("checkpoints")).into_iter().map(|(step, _)| step).collect();
-        let (Some((_, every)), Some(newest)) = (self.last, existing.last()) else { return };
-        for step in (1..).map(|n| n * every.max(1)).take_while(|step| step < newest) {
+            checkpoint::steps(&self.workdir.join("checkpoints")).into_iter().map(|(step, _)| step).collect();
+        let (Some(length), Some(newest)) = (self.length, existing.last()) else { return };
+        let every = length.checkpoint_every.max(1);
+        for step in (1..).map(|n| n * every).take_while(|step| step < newest) {
             let is_missed = !existing.contains(&step) && !ledger.is_claimed(step) && !ledger.is_done(step);
             if is_missed && self.watched.missed.insert(step) {
                 (self.report)(WatchEvent::Missed { step });
@@ -224,8 +239,8 @@ impl Watcher<'_> {
     /// Returns `true` if the run has written its last checkpoint and all checkpoints have been
     /// scored.
     fn has_ended(&self, ledger: &Ledger) -> bool {
-        let Some((last, _)) = self.last else { return false };
-        let existing = steps(&self.workdir.join("checkpoints"));
-        ledger.is_done(last) && existing.iter().all(|(step, _)| ledger.is_done(*step))
+        let Some(length) = self.length else { return false };
+        let existing = checkpoint::steps(&self.workdir.join("checkpoints"));
+        ledger.is_done(length.total_steps) && existing.iter().all(|(step, _)| ledger.is_done(*step))
     }
 }

@@ -241,7 +241,7 @@ fn repeat_first_entry(params: &Value, step: u64) -> Value {
     entries.into()
 }
 
-/// A manifest without a checksum, as older releases wrote it, is not trusted.
+/// A manifest without a checksum, as earlier versions wrote it, is not trusted.
 #[test]
 fn a_forged_manifest_is_refused() {
     let world = World::new(24);
@@ -336,7 +336,7 @@ fn a_configuration_of_another_network_is_refused() {
     check_message("damage::a_configuration_of_another_network_is_refused", &fails(&output, 2));
 }
 
-/// A run of an older release, whose views differ, must not continue silently with other pixels.
+/// A run of an earlier version, whose views differ, must not continue silently with other pixels.
 #[test]
 fn a_run_with_another_version_of_views_is_refused() {
     let world = World::new(24);

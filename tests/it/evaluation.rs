@@ -224,7 +224,7 @@ fn sets_and_settings_that_cannot_be_scored_are_refused() {
             &fails(&output, 2),
         );
     }
-    // A checkpoint with a truncated file of weights.
+    // A checkpoint with a truncated weights file.
     let step = world.path("run/checkpoints/step-0000000012");
     let weights = step.join("rank-00000.safetensors");
     let bytes = fs::read(&weights).unwrap();

@@ -11,8 +11,8 @@ fn recipe_with_method(method: &str) -> String {
     format!("{before}[method]\n{method}\n[views]{after}")
 }
 
-/// Creates a world with a file of weights, and a recipe that distills them into a network with
-/// larger patches.
+/// Creates a world with a weights file, and a recipe that distills them into a network with larger
+/// patches.
 fn world(image_px: usize) -> (World, String) {
     let world = World::new(30);
     ok(&world.pretrain("a", &[]));

@@ -137,7 +137,7 @@ fn exports_are_read_again() {
             model: &model,
             tensors: &tensors,
             preprocessing: preprocessing.clone(),
-            which: "student",
+            network_name: "student",
             precision: Precision::F32,
             card: &card,
         };
@@ -185,7 +185,7 @@ fn libraries_give_the_same_features() {
         serde_json::from_str(&std::fs::read_to_string(bench.text("said.json")).unwrap()).unwrap();
     let networks = networks.as_object().unwrap();
     assert!(networks.len() >= 20, "{} networks", networks.len());
-    // Each entry has the file of weights and the flags for `ocelli embed`.
+    // Each entry has the weights file and the flags for `ocelli embed`.
     for (name, entry) in networks {
         let flags = entry[1].as_array().unwrap();
         let flags: Vec<&str> = flags.iter().map(|flag| flag.as_str().unwrap()).collect();

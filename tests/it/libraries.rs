@@ -63,7 +63,7 @@ impl Bench {
             model: &model,
             tensors: &tensors,
             preprocessing: Preprocessing::with_size(32, pixels(&model)),
-            which: "teacher",
+            network_name: "teacher",
             precision: Precision::F32,
             card: &Card::default(),
         };

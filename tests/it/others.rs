@@ -651,7 +651,7 @@ fn embed_error(world: &World, weights: &str) -> String {
     fails(&world.ocelli(&args), 3)
 }
 
-/// Files of weights that contradict themselves are refused, with the contradiction.
+/// Weights files that contradict themselves are refused, with the contradiction.
 #[test]
 fn inconsistent_weights_are_refused() {
     let world = World::new(40);

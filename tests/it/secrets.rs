@@ -116,7 +116,7 @@ fn files_and_requests_contain_no_secrets_of_addresses() {
     assert!(sent.iter().all(|body| !contains_secret(body)), "what track sent");
 }
 
-/// Secrets in the files of an older release are neither shown nor sent.
+/// Secrets in the files of an earlier version are neither shown nor sent.
 #[test]
 fn secrets_in_files_of_older_runs_are_not_shown() {
     let world = World::new(24);

@@ -50,7 +50,7 @@ fn every_backbone_is_read_back_unchanged_in_every_format() {
                 networks::Normalization::half(model.n_channels()).into(),
                 augment::Transform { resize_px: px, size_px: px },
             ),
-            which: "network",
+            network_name: "network",
             precision: Precision::F32,
             card: &card,
         };
@@ -144,9 +144,14 @@ fn graphs_in_every_precision_are_read_as_rounded_parameters() {
                 model.image_px() as u32,
                 networks::Normalization::half(model.n_channels()),
             );
-            let which = "network";
-            let card = &card;
-            let export = Export { model: &model, tensors: &tensors, preprocessing, which, precision, card };
+            let export = Export {
+                model: &model,
+                tensors: &tensors,
+                preprocessing,
+                network_name: "network",
+                precision,
+                card: &card,
+            };
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("a.onnx");
             match write(&path, Format::Onnx, &export, false) {
@@ -202,7 +207,7 @@ fn files_with_wrong_shapes_or_duplicate_tensors_are_rejected() {
             model.image_px() as u32,
             networks::Normalization::half(model.n_channels()),
         ),
-        which: "network",
+        network_name: "network",
         precision: Precision::F32,
         card: &card,
     };

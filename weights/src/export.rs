@@ -16,7 +16,7 @@ pub struct Export<'a> {
     /// Preprocessing of its images.
     pub preprocessing: Preprocessing,
     /// Name of the network within its run.
-    pub which: &'a str,
+    pub network_name: &'a str,
     /// Precision in which weights are stored.
     pub precision: Precision,
     /// Origin and scores.

@@ -19,11 +19,11 @@ use crate::source::Source;
 /// [`WeightsError::Malformed`], and [`WeightsError::Unknown`] if `hints` name another network.
 pub(crate) fn read_exported(source: &Source, hints: &Hints) -> Result<Option<Pretrained>, WeightsError> {
     let Some(text) = source.metadata.get(metadata::MODEL) else { return Ok(None) };
-    let which = source.metadata.get(metadata::NETWORK).map_or(metadata::UNNAMED, String::as_str);
+    let network_name = source.metadata.get(metadata::NETWORK).map_or(metadata::UNNAMED, String::as_str);
     if let Some(wanted) = hints.network.as_deref()
-        && wanted != which
+        && wanted != network_name
     {
-        let reason = format!("this exported file holds only the network {which}, not {wanted}");
+        let reason = format!("this exported file holds only the network {network_name}, not {wanted}");
         return Err(WeightsError::unknown(&source.path, reason));
     }
     let mut model: ModelConfig = parse_json(source, text)?;
@@ -71,7 +71,7 @@ pub(crate) fn read_exported(source: &Source, hints: &Hints) -> Result<Option<Pre
         model,
         preprocessing,
         tensors,
-        which: which.to_string(),
+        network_name: network_name.to_string(),
         origin: "ocelli",
         assumed: Vec::new(),
     }))

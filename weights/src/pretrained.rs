@@ -35,7 +35,7 @@ pub struct Pretrained {
     /// Parameters, by Ocelli's names.
     pub tensors: Vec<NamedTensor>,
     /// Name of the network within its run, or `weights`.
-    pub which: String,
+    pub network_name: String,
     /// Name of the library that made it, or `ocelli`.
     pub origin: &'static str,
     /// Assumptions that were made, one sentence each.

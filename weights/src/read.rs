@@ -1,4 +1,4 @@
-//! Reading a network's configuration and parameters from files of weights.
+//! Reading a network's configuration and parameters from weights files.
 
 use std::path::Path;
 
@@ -103,7 +103,14 @@ fn read_foreign(source: &Source, hints: &Hints) -> Result<Pretrained, String> {
     let model = recognized.model;
     assumed.extend(pooling_note(source, &model));
     let tensors = backbone_tensors.into_parameters(&model, recognized.names)?;
-    Ok(Pretrained { model, preprocessing, tensors, which: UNNAMED.into(), origin: library.name(), assumed })
+    Ok(Pretrained {
+        model,
+        preprocessing,
+        tensors,
+        network_name: UNNAMED.into(),
+        origin: library.name(),
+        assumed,
+    })
 }
 
 /// Returns a sentence about the pooling in a configuration of timm, if Ocelli pools differently.

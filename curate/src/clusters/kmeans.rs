@@ -119,8 +119,8 @@ fn iterate(
     let d = rows.width();
     let mut sums = ClusterSums::new(centers.len() / d, d, rows.len(), largest);
     nearest.fill(NearestCenter::NONE);
-    for (number, nearest) in nearest.chunks_mut(STRIDE).enumerate() {
-        let start = part.start + number * STRIDE;
+    for (index, nearest) in nearest.chunks_mut(STRIDE).enumerate() {
+        let start = part.start + index * STRIDE;
         let range = start..start + nearest.len();
         find_nearest_centers(rows, range.clone(), centers, 0, nearest);
         sums.add(rows, range, nearest);

@@ -71,9 +71,9 @@ impl HierarchySettings {
         let mut start = start;
         let mut distances = Vec::new();
         let mut inertia = 0.0;
-        for (number, level) in self.levels.iter().enumerate() {
+        for (index, level) in self.levels.iter().enumerate() {
             let lower = centers.last().map(|values| CenterRows { values, width: rows.width() });
-            let seed = self.seed.wrapping_add(number as u64);
+            let seed = self.seed.wrapping_add(index as u64);
             let settings = KMeans { n_clusters: level.n_clusters, n_iterations: self.n_iterations, seed };
             let assignment = match &lower {
                 None => self.run_level(rows, largest, level, &settings, start.take(), ranks, progress)?,
@@ -83,7 +83,7 @@ impl HierarchySettings {
                     self.run_level(lower, largest, level, &settings, None, ranks, &unsaved)?
                 }
             };
-            if number == 0 {
+            if index == 0 {
                 distances = assignment.nearest.iter().map(|nearest| nearest.distance).collect();
                 inertia = distances.iter().map(|distance| f64::from(*distance)).sum();
             }
@@ -104,13 +104,13 @@ impl HierarchySettings {
             return Err(CurateError::NoClusters);
         }
         let mut n_below = n_rows;
-        for (number, level) in self.levels.iter().enumerate() {
+        for (index, level) in self.levels.iter().enumerate() {
             let n_clusters = level.n_clusters.saturating_mul(level.n_splits);
-            if number == 0 && n_clusters > n_rows {
+            if index == 0 && n_clusters > n_rows {
                 return Err(CurateError::TooManyClusters { n_clusters, n_rows });
             }
-            if number > 0 && n_clusters >= n_below {
-                return Err(CurateError::Levels { level: number + 1, n_clusters, n_below });
+            if index > 0 && n_clusters >= n_below {
+                return Err(CurateError::Levels { level: index + 1, n_clusters, n_below });
             }
             n_below = n_clusters;
         }

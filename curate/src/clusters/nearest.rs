@@ -35,7 +35,7 @@ pub(super) fn assign_rows(
     gather_nearest(&nearest, ranks)
 }
 
-/// Returns the nearest centers of all rows, given those of this rank's part.
+/// Returns the nearest centers of all rows; `nearest` are the centers of this rank's rows.
 pub(super) fn gather_nearest(
     nearest: &[NearestCenter],
     ranks: &Communicator,
@@ -53,7 +53,7 @@ pub(super) fn gather_nearest(
     Ok(all)
 }
 
-/// Compares rows `range` with `centers`, whose numbers begin with `first_cell`, [`STRIDE`] rows at
+/// Compares rows `range` with `centers`, whose indices begin with `first_cell`, [`STRIDE`] rows at
 /// a time.
 pub(super) fn find_nearest(
     rows: &dyn Rows,
@@ -63,8 +63,8 @@ pub(super) fn find_nearest(
     nearest: &mut [NearestCenter],
     progress: Option<&dyn Progress>,
 ) {
-    for (number, nearest) in nearest.chunks_mut(STRIDE).enumerate() {
-        let start = range.start + number * STRIDE;
+    for (index, nearest) in nearest.chunks_mut(STRIDE).enumerate() {
+        let start = range.start + index * STRIDE;
         find_nearest_centers(rows, start..start + nearest.len(), centers, first_cell, nearest);
         if let Some(progress) = progress {
             progress.advance(nearest.len() as u64);

@@ -78,13 +78,13 @@ fn accept_candidates(
     draw: Draw,
 ) -> Vec<f32> {
     let mut new: Vec<f32> = Vec::with_capacity(n * d);
-    for (number, (candidate, weight)) in candidates.chunks_exact(d).zip(weights).enumerate() {
+    for (index, (candidate, weight)) in candidates.chunks_exact(d).zip(weights).enumerate() {
         if new.len() == n * d {
             break;
         }
         let distances = new.par_chunks_exact(d).map(|center| squared_distance(candidate, center));
         let nearest = distances.reduce(|| f64::INFINITY, f64::min);
-        if nearest > 0.0 && draw.uniform(number as u64) * weight <= nearest.min(weight) {
+        if nearest > 0.0 && draw.uniform(index as u64) * weight <= nearest.min(weight) {
             new.extend(candidate);
         }
     }
@@ -96,8 +96,8 @@ fn squared_distance(a: &[f32], b: &[f32]) -> f64 {
     f64::from(sum)
 }
 
-/// Returns the `n` smallest keys of this rank's rows, with the numbers of the rows; `start` is the
-/// number of the first row.
+/// Returns the `n` smallest keys of this rank's rows, with the indices of the rows; `start` is the
+/// index of the first row.
 fn draw_candidates(nearest: &[NearestCenter], start: usize, n: usize, draw: Draw) -> Vec<(f64, u64)> {
     let mut keys: Vec<(f64, u64)> = Vec::new();
     for (row, nearest) in nearest.iter().enumerate() {
@@ -121,7 +121,7 @@ pub(super) fn keep_smallest(keys: &mut Vec<(f64, u64)>, n: usize) {
     keys.sort_unstable_by(compare_keys);
 }
 
-/// Compares keys and, of equal keys, the numbers of the rows.
+/// Compares keys and, of equal keys, the indices of the rows.
 fn compare_keys(a: &(f64, u64), b: &(f64, u64)) -> Ordering {
     a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
 }

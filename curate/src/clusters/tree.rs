@@ -47,11 +47,11 @@ impl Tree {
 
     /// Returns the clusters of a row, the lowest level first.
     pub fn clusters_of(&self, row: usize) -> Vec<u32> {
-        let mut number = row as u32;
+        let mut cluster = row as u32;
         let mut clusters = Vec::with_capacity(self.n_levels());
         for parents in &self.parents {
-            number = parents[number as usize];
-            clusters.push(number);
+            cluster = parents[cluster as usize];
+            clusters.push(cluster);
         }
         clusters
     }

@@ -13,7 +13,7 @@ use super::groups::groups;
 use super::input::Input;
 use super::job::{Job, content_identity};
 use super::lists::{Columns, six_digits};
-use super::output::Output;
+use super::output::OutputFolder;
 use crate::CurateError;
 use crate::clusters::Hierarchy;
 use crate::selection::{Order, sample, weights};
@@ -81,7 +81,7 @@ impl Balance {
     /// [`CurateError`] if clusters cannot be computed or a column cannot be read.
     pub fn run(
         &self,
-        output: &Output<'_>,
+        output: &OutputFolder<'_>,
         ranks: &Communicator,
         observer: &dyn ClusterObserver,
     ) -> Result<Balanced, CurateError> {

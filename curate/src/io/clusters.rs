@@ -83,8 +83,8 @@ pub trait ClusterObserver: Progress {
 }
 
 impl ClusterSettings {
-    /// Returns the clusters of `rows`, or those of another folder. Clusters are saved in `folder`,
-    /// from which a call that was stopped continues. All ranks call it.
+    /// Returns the clusters of `rows`, computed or read from another folder. Computed clusters are
+    /// saved in `folder`, from which a call that was stopped continues. All ranks call it.
     ///
     /// # Errors
     /// [`CurateError`].
@@ -261,7 +261,7 @@ fn check_memory(
 
 /// Returns the sizes, and the longest time that the clusters take at the speed of this machine.
 fn cost(settings: &HierarchySettings, rows: &FeatureRows, n_ranks: usize) -> ClusterCost {
-    let products = n_products(settings, rows.len() as f64);
+    let products = max_dot_products(settings, rows.len() as f64);
     let flops = 2.0 * products * rows.width() as f64 / n_ranks as f64;
     let flops_per_s = flops_per_second(rows);
     let n_clusters =
@@ -270,8 +270,8 @@ fn cost(settings: &HierarchySettings, rows: &FeatureRows, n_ranks: usize) -> Clu
     ClusterCost { n_rows, width: rows.width(), n_clusters, seconds: flops / flops_per_s, flops_per_s }
 }
 
-/// Returns the largest number of products of a row and a center that all levels need.
-fn n_products(settings: &HierarchySettings, n_rows: f64) -> f64 {
+/// Returns an upper bound on the row-center dot products over all levels.
+fn max_dot_products(settings: &HierarchySettings, n_rows: f64) -> f64 {
     let mut n = n_rows;
     let mut sum = 0.0;
     let iterations = settings.n_iterations as f64;

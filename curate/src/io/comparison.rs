@@ -40,8 +40,8 @@ impl<'a> Comparison<'a> {
         Ok(Self { input, like, work: job.work, results })
     }
 
-    /// Checks that all rows of `like` are finite, and those of `input` unless each part checks its
-    /// own rows. All ranks call it.
+    /// Checks that all rows of `like` are finite, and all rows of `input` unless each part checks
+    /// its own rows. All ranks call it.
     ///
     /// # Errors
     /// [`CurateError::NotFinite`], or [`CurateError::PeersFailed`] on other ranks.

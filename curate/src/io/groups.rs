@@ -41,12 +41,12 @@ pub(super) fn groups(
     if values.iter().all(|value| value == NONE) {
         return Err(CurateError::NoGroups { column: column.to_string() });
     }
-    let mut numbers: BTreeMap<&str, u32> = values.iter().map(|value| (value.as_str(), 0)).collect();
-    for (number, value) in (0..).zip(numbers.values_mut()) {
-        *value = number;
+    let mut indices: BTreeMap<&str, u32> = values.iter().map(|value| (value.as_str(), 0)).collect();
+    for (index, value) in (0..).zip(indices.values_mut()) {
+        *value = index;
     }
-    let parents = values.iter().map(|value| numbers[value.as_str()]).collect();
-    let group_names: Vec<String> = numbers.keys().map(|name| name.to_string()).collect();
+    let parents = values.iter().map(|value| indices[value.as_str()]).collect();
+    let group_names: Vec<String> = indices.keys().map(|name| name.to_string()).collect();
     let n_groups = group_names.len();
     Ok((Tree::new(vec![parents], vec![n_groups]), group_names))
 }

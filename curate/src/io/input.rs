@@ -43,15 +43,15 @@ pub(super) struct Images {
 }
 
 impl Images {
-    /// Returns the sample of row `row`: its shard and its number there.
+    /// Returns the sample of row `row`: its shard and its index there.
     pub(super) fn locate(&self, row: usize) -> (&Shard, usize) {
         self.dataset.locate(self.samples[row])
     }
 
     /// Returns the encoded image of row `row`.
     pub(super) fn encoded(&self, row: usize) -> Result<EncodedImage, PipelineError> {
-        let (shard, number) = self.locate(row);
-        shard.image(number)
+        let (shard, index) = self.locate(row);
+        shard.image(index)
     }
 }
 

@@ -26,8 +26,8 @@ pub(super) fn write_lists(
     kept: &[bool],
     columns: &dyn Fn(usize) -> Columns,
 ) -> Result<usize, CurateError> {
-    let mut list = Lines::create(folder.join(LIST))?;
-    let mut keep = Lines::create(folder.join(KEPT))?;
+    let mut list = LineFile::create(folder.join(LIST))?;
+    let mut keep = LineFile::create(folder.join(KEPT))?;
     let mut n_kept = 0;
     for (row, (name, is_kept)) in names.iter().zip(kept).enumerate() {
         let mut line = json!({ "key": name.key, "keep": is_kept });
@@ -60,13 +60,13 @@ pub fn six_digits(value: f32) -> Value {
     format!("{value:.5e}").parse().map_or(Value::Null, |value: f64| json!(value))
 }
 
-/// A file of lines, which is renamed to its path when it is complete.
-struct Lines {
+/// A file of lines, which is moved into place when complete.
+struct LineFile {
     path: PathBuf,
     file: AtomicFile,
 }
 
-impl Lines {
+impl LineFile {
     fn create(path: PathBuf) -> Result<Self, CurateError> {
         let file = AtomicFile::create(&path).map_err(|error| CurateError::io("write", &path, error))?;
         Ok(Self { path, file })

@@ -54,8 +54,8 @@ pub struct MappedLevel {
 /// A cluster that is drawn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MappedCluster {
-    /// Number of the cluster in its level.
-    pub number: u32,
+    /// Index of the cluster in its level.
+    pub index: u32,
     /// Number of its images.
     pub n_images: usize,
     /// Number of its images that are kept.
@@ -129,20 +129,20 @@ impl Map {
         }
         let mapped = order
             .par_iter()
-            .map(|number| self.choose_rows(input, clusters, kept, *number, &members[*number]))
+            .map(|index| self.choose_rows(input, clusters, kept, *index, &members[*index]))
             .collect();
         let n_clusters = (0..n_levels).map(|level| tree.n_clusters(level)).collect();
         Ok(MappedLevel { level, n_clusters, sizes: spread(&sizes), clusters: mapped })
     }
 
-    /// Returns cluster `number` with the most frequent classes of its `rows`, and with rows that
-    /// are spread over the distances from their centers.
+    /// Returns cluster `index` with the most frequent classes of its `rows`, and with rows that are
+    /// spread over the distances from their centers.
     fn choose_rows(
         &self,
         input: &Input,
         clusters: &Hierarchy,
         kept: Option<&[bool]>,
-        number: usize,
+        index: usize,
         rows: &[usize],
     ) -> MappedCluster {
         let mut sorted = rows.to_vec();
@@ -158,7 +158,7 @@ impl Map {
         classes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         classes.truncate(N_CLASSES);
         let n_kept = count_kept(rows, kept);
-        MappedCluster { number: number as u32, n_images: rows.len(), n_kept, classes, rows: drawn }
+        MappedCluster { index: index as u32, n_images: rows.len(), n_kept, classes, rows: drawn }
     }
 }
 

@@ -23,8 +23,8 @@ pub(super) fn match_images(
 ) -> Result<Vec<SampleId>, CurateError> {
     let mut by_key: HashMap<String, Vec<SampleId>> = HashMap::new();
     for id in (0..dataset.n_samples()).map(SampleId) {
-        let (shard, number) = dataset.locate(id);
-        by_key.entry(shard.key(number).to_string()).or_default().push(id);
+        let (shard, index) = dataset.locate(id);
+        by_key.entry(shard.key(index).to_string()).or_default().push(id);
     }
     let mut keys = Keys::default();
     let mut samples = Vec::with_capacity(names.len());

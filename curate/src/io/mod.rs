@@ -3,7 +3,7 @@
 //!
 //! Each verb is a struct of settings, such as [`Balance`]. Its `job` identifies it: with it
 //! [`OutputSettings::claim`] takes the output folder, in which a call that was stopped continues.
-//! Its `run` computes the choice of images, and [`Output`] writes it.
+//! Its `run` computes the choice of images, and [`OutputFolder`] writes it.
 
 mod agreement;
 mod balance;
@@ -36,7 +36,7 @@ pub use lists::{Columns, LIST, six_digits};
 pub use map::{Map, MappedCluster, MappedLevel};
 pub use near_duplicates::{FoundDuplicates, NearDuplicates};
 pub use outliers::{FoundOutliers, Outliers};
-pub use output::{MAP, OUTLIERS, Output, OutputSettings, PAIRS};
+pub use output::{MAP, OUTLIERS, OutputFolder, OutputSettings, PAIRS};
 pub use pairs::ImagePair;
 pub use quality::{Quality, qualities};
 pub use remove::{Removal, removal_columns};

@@ -13,7 +13,7 @@ use super::clusters::ClusterObserver;
 use super::input::Input;
 use super::job::Job;
 use super::lists::{Columns, six_digits};
-use super::output::Output;
+use super::output::OutputFolder;
 use super::pairs::{ImagePair, pairs_around};
 use super::quality::Quality;
 use crate::CurateError;
@@ -68,7 +68,7 @@ impl NearDuplicates {
     /// [`CurateError`] if cells cannot be computed, or ranks cannot communicate.
     pub fn run(
         &self,
-        output: &Output<'_>,
+        output: &OutputFolder<'_>,
         qualities: Option<Vec<Quality>>,
         ranks: &Communicator,
         observer: &dyn ClusterObserver,

@@ -9,7 +9,7 @@ use super::cells::CellSettings;
 use super::clusters::ClusterObserver;
 use super::job::Job;
 use super::lists::{Columns, six_digits};
-use super::output::Output;
+use super::output::OutputFolder;
 use crate::CurateError;
 use crate::selection::mean_similarities;
 
@@ -50,7 +50,7 @@ impl Outliers {
     /// [`CurateError`] if cells cannot be computed, or ranks cannot communicate.
     pub fn run(
         &self,
-        output: &Output<'_>,
+        output: &OutputFolder<'_>,
         ranks: &Communicator,
         observer: &dyn ClusterObserver,
     ) -> Result<FoundOutliers, CurateError> {
@@ -73,7 +73,7 @@ impl FoundOutliers {
     /// Returns the lowest, the median and the highest mean similarity.
     pub fn range(&self) -> [f32; 3] {
         let last = self.order.len() - 1;
-        [0, (last as f64 * 0.5) as usize, last].map(|number| self.means[self.order[number]])
+        [0, (last as f64 * 0.5) as usize, last].map(|position| self.means[self.order[position]])
     }
 
     /// Returns the columns of a row of the list.

@@ -7,7 +7,7 @@ use prep::PrepError;
 use prep::classes::copy_classes;
 use prep::folder_lock::{FolderLock, lock_for};
 use prep::open::is_folder_of_images;
-use prep::rewrite::claim;
+use prep::rewrite::{JOB_FILE, claim};
 use prep::samples::{SampleOptions, check_keys, write_samples};
 use ranks::communicator::Communicator;
 use serde_json::json;
@@ -19,13 +19,13 @@ use super::lists::{Columns, KEPT, LIST, write_lists};
 use super::{clusters, quality};
 use crate::CurateError;
 
-/// Sheet of pairs around a threshold.
+/// File name of the sheet of pairs around a threshold.
 pub const PAIRS: &str = "pairs.png";
 
-/// Sheet of the most outlying images.
+/// File name of the sheet of the most outlying images.
 pub const OUTLIERS: &str = "outliers.png";
 
-/// Page of clusters.
+/// File name of the page of clusters.
 pub const MAP: &str = "map.html";
 
 /// Names of the files of a job, besides shards.
@@ -41,14 +41,14 @@ pub struct OutputSettings {
     pub pack: bool,
     /// Prefix of the names of shards.
     pub prefix: String,
-    /// Form of the shards.
+    /// How shards are written.
     pub shards: SampleOptions,
     /// Whether the output of another job is deleted.
     pub overwrite: bool,
 }
 
 /// An output folder that belongs to a job.
-pub struct Output<'a> {
+pub struct OutputFolder<'a> {
     settings: OutputSettings,
     /// Features and images of the job.
     pub(super) input: &'a Input,
@@ -59,27 +59,29 @@ pub struct Output<'a> {
 }
 
 impl OutputSettings {
-    /// Locks the folder, which must be empty or hold output of the same job; parts of the same job
+    /// Claims the folder, which must be empty or hold output of the same job; parts of the same job
     /// may work in it at the same time. All ranks call it.
     ///
     /// # Errors
-    /// [`CurateError::Prep`] if the folder is in use or holds another job,
-    /// [`CurateError::UserFile`], [`CurateError::PackWithoutImages`] and
-    /// [`CurateError::PeersFailed`].
+    /// [`CurateError::Prep`] if the folder is in use, holds another job or input shards, or if keys
+    /// of samples are repeated; [`CurateError::UserFile`] if the folder has a file with the name of
+    /// a result and no job; [`CurateError::PackWithoutImages`] if shards are to be written and the
+    /// job has no images; [`CurateError::PeersFailed`] if another rank fails.
     pub fn claim<'a>(
         self,
         job: &Job,
         input: &'a Input,
         storage: &'a Storage,
         ranks: &Communicator,
-    ) -> Result<Output<'a>, CurateError> {
+    ) -> Result<OutputFolder<'a>, CurateError> {
         let is_writer = ranks.topology().rank == 0;
-        let lock = all_succeed(ranks, self.lock(job, input, is_writer))?;
-        Ok(Output { settings: self, input, storage, is_writer, _lock: lock })
+        let lock = all_succeed(ranks, self.prepare_and_lock(job, input, is_writer))?;
+        Ok(OutputFolder { settings: self, input, storage, is_writer, _lock: lock })
     }
 
-    /// Claims the folder if `is_writer` is set.
-    fn lock(&self, job: &Job, input: &Input, is_writer: bool) -> Result<FolderLock, CurateError> {
+    /// Checks the keys; if `is_writer` is set, also checks and locks the folder, removes the output
+    /// of another job if that is allowed, and records this job.
+    fn prepare_and_lock(&self, job: &Job, input: &Input, is_writer: bool) -> Result<FolderLock, CurateError> {
         if self.pack && !self.shards.renumber {
             let images = input.images.as_ref().ok_or(CurateError::PackWithoutImages)?;
             check_keys((0..input.names.len()).map(|row| images.locate(row)))?;
@@ -97,15 +99,15 @@ impl OutputSettings {
         if job.work.n_parts() > 1 {
             settings["parts"] = json!(job.work.n_parts());
         }
-        if !self.folder.join("job.json").exists() {
+        if !self.folder.join(JOB_FILE).exists() {
             self.check_no_user_files()?;
         }
         if let Some(images) = &input.images {
-            self.check_inputs(images)?;
+            self.refuse_input_folder(images)?;
         }
         let lock = lock_for(job.work, &self.folder, job.verb)?;
-        if self.overwrite && self.folder.join("job.json").exists() {
-            // The results of another job must not be taken for those of this one.
+        if self.overwrite && self.folder.join(JOB_FILE).exists() {
+            // The results of another job must not be taken for results of this one.
             self.remove_results()?;
         }
         claim(input.identity.clone(), &self.folder, job.verb, &settings, self.overwrite)?;
@@ -123,7 +125,7 @@ impl OutputSettings {
     }
 
     /// Refuses a folder that holds input shards, which would be replaced.
-    fn check_inputs(&self, images: &Images) -> Result<(), CurateError> {
+    fn refuse_input_folder(&self, images: &Images) -> Result<(), CurateError> {
         let real_folder = self.folder.canonicalize().ok();
         for shard in images.dataset.shards() {
             let path = PathBuf::from(shard.name());
@@ -150,17 +152,17 @@ impl OutputSettings {
     }
 }
 
-impl Output<'_> {
+impl OutputFolder<'_> {
     /// Returns the folder.
     pub fn folder(&self) -> &Path {
         &self.settings.folder
     }
 
-    /// Writes the list of all images, with `columns` for each row, and that of the kept ones.
-    /// Returns the number of the latter.
+    /// Writes the list of all images, with `columns` for each row, and the list of the kept ones.
+    /// Returns the number of kept images.
     ///
     /// # Errors
-    /// [`CurateError::Io`].
+    /// [`CurateError::Io`] if a list cannot be written.
     pub fn write_lists(
         &self,
         kept: &[bool],
@@ -172,8 +174,9 @@ impl Output<'_> {
     /// Writes the kept images as shards. Returns the number of shards.
     ///
     /// # Errors
-    /// [`CurateError::PackWithoutImages`], [`CurateError::NothingKept`], and [`CurateError::Prep`]
-    /// or [`CurateError::Data`] if shards cannot be read or written.
+    /// [`CurateError::PackWithoutImages`] if the job has no images, [`CurateError::NothingKept`] if
+    /// none is kept, and [`CurateError::Prep`] or [`CurateError::Data`] if shards cannot be read or
+    /// written.
     pub fn pack(&self, kept: &[bool], progress: &dyn Progress) -> Result<usize, CurateError> {
         let images = self.input.images.as_ref().ok_or(CurateError::PackWithoutImages)?;
         let samples: Vec<_> =
@@ -188,10 +191,14 @@ impl Output<'_> {
     }
 }
 
-/// Copies the list of class names beside the first of the shards `specs`, if there is one.
+/// Copies the class list that lies beside the first of `specs`, if any.
 fn copy_class_names(specs: &[String], storage: &Storage, folder: &Path) -> Result<(), CurateError> {
-    let shards: Vec<String> =
-        specs.iter().filter(|spec| !is_folder_of_images(spec).unwrap_or(false)).cloned().collect();
+    let mut shards = Vec::new();
+    for spec in specs {
+        if !is_folder_of_images(spec)? {
+            shards.push(spec.clone());
+        }
+    }
     if !shards.is_empty() {
         copy_classes(&storage.sources(&shards)?, folder, false)?;
     }

@@ -10,7 +10,7 @@ use crate::selection::Retrieved;
 /// Number of pairs in a row.
 const PAIRS_PER_ROW: usize = 4;
 
-/// Distances of the rows from a similarity of 1, relative to that of the threshold.
+/// Distances of the rows from a similarity of 1, relative to the threshold's distance.
 const STEPS: [f32; 8] = [0.2, 0.5, 0.8, 0.97, 1.03, 1.3, 1.8, 3.0];
 
 /// Two similar images.

@@ -1,5 +1,5 @@
-//! Removal of images that are too similar to those of an evaluation set, which would invalidate
-//! its scores.
+//! Decontamination: removal of images that are too similar to images of an evaluation set, which
+//! would invalidate its scores.
 
 use pipeline::Progress;
 use prep::parts::{Share, Work};

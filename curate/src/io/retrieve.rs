@@ -12,7 +12,7 @@ use super::comparison::Comparison;
 use super::input::Input;
 use super::job::Job;
 use super::lists::{Columns, six_digits};
-use super::output::Output;
+use super::output::OutputFolder;
 use crate::CurateError;
 use crate::selection::{Retrieved, from_clusters, join_nearest, nearest_images, nearest_in_blocks};
 
@@ -55,7 +55,7 @@ impl Retrieval {
     pub fn run(
         &self,
         comparison: &Comparison<'_>,
-        output: &Output<'_>,
+        output: &OutputFolder<'_>,
         ranks: &Communicator,
         observer: &dyn ClusterObserver,
     ) -> Result<Share<Vec<Retrieved>>, CurateError> {

@@ -25,7 +25,7 @@ pub(super) fn save_centers(path: &Path, centers: &Centers, width: usize) -> std:
     let shape = vec![centers.values.len() / width.max(1), width];
     let view = TensorView::new(Dtype::F32, shape, bytemuck::cast_slice(&centers.values))
         .map_err(std::io::Error::other)?;
-    // Older releases look for `n_iterations`, and do not support resampling.
+    // Earlier versions look for `n_iterations`, and do not support resampling.
     let (name, number) = match centers.n_resamplings {
         0 => ("n_iterations", centers.n_iterations),
         n => ("n_resamplings", n),
@@ -47,8 +47,8 @@ fn encode_with_checksum(
     encode_safetensors(tensors, metadata)
 }
 
-/// Returns whether the checksum in `file` is that of its tensors and of `text`, which is `name`
-/// among its metadata.
+/// Returns whether the checksum in `file` fits its tensors and `text`, which is `name` among its
+/// metadata.
 fn has_valid_checksum(
     file: &SafeTensors<'_>,
     metadata: &HashMap<String, String>,
@@ -151,7 +151,8 @@ fn other_clusters(path: &Path, reason: String) -> CurateError {
     CurateError::OtherClusters { path: path.to_path_buf(), reason }
 }
 
-/// Reads the clusters of `rows`, which must be those of the same features and the same distance.
+/// Reads the clusters of `rows`, which must have been computed from the same features with the same
+/// distance.
 pub(super) fn read_clusters(path: &Path, rows: &FeatureRows) -> Result<Hierarchy, CurateError> {
     let bytes = std::fs::read(path).map_err(|error| CurateError::io("read", path, error))?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| damaged(path, Some(error)))?;

@@ -113,8 +113,8 @@ fn real_shares(sizes: &[u64], n: f64) -> Vec<f64> {
     order.sort_unstable();
     let mut rest = n;
     let mut bound = f64::INFINITY;
-    for (number, size) in order.iter().enumerate() {
-        let n_clusters = (order.len() - number) as f64;
+    for (index, size) in order.iter().enumerate() {
+        let n_clusters = (order.len() - index) as f64;
         if *size as f64 * n_clusters >= rest {
             bound = rest / n_clusters;
             break;

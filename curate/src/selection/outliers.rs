@@ -67,20 +67,20 @@ fn similarities_in_part(
     let candidates = SelectedRows::new(rows, cell);
     let mut similarities = Vec::with_capacity(part.len());
     for start in part.clone().step_by(STRIDE) {
-        let numbers = start..part.end.min(start + STRIDE);
-        let queries = SelectedRows::new(rows, &cell[numbers.clone()]);
+        let indices = start..part.end.min(start + STRIDE);
+        let queries = SelectedRows::new(rows, &cell[indices.clone()]);
         // One more, because a row is the most similar to itself.
         let neighbors = nearest_rows(&candidates, &queries, k.saturating_add(1), false);
-        for (number, neighbors) in numbers.clone().zip(neighbors) {
+        for (index, neighbors) in indices.clone().zip(neighbors) {
             let mut sum = 0.0f64;
             let mut n = 0u32;
-            for (_, similarity) in neighbors.iter().filter(|(other, _)| *other as usize != number).take(k) {
+            for (_, similarity) in neighbors.iter().filter(|(other, _)| *other as usize != index).take(k) {
                 sum += f64::from(*similarity);
                 n += 1;
             }
-            similarities.push((cell[number], (sum / f64::from(n.max(1))) as f32));
+            similarities.push((cell[index], (sum / f64::from(n.max(1))) as f32));
         }
-        progress.advance(numbers.len() as u64);
+        progress.advance(indices.len() as u64);
     }
     similarities
 }

@@ -87,7 +87,7 @@ pub fn join_nearest(retrieved: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
 }
 
 /// Returns the most similar of `others` for each of `rows`, which both have unit length; `query` is
-/// the number of the other row. Each rank compares its part of the rows.
+/// the index of the other row. Each rank compares its part of the rows.
 ///
 /// # Errors
 /// [`CurateError::Widths`] and [`CurateError::Ranks`].
@@ -211,8 +211,8 @@ fn nearest_in_part(
     let part: Vec<u32> = (part.start as u32..part.end as u32).collect();
     let rows = SelectedRows::new(rows, &part);
     progress.begin("neighbors", queries.len() as u64);
-    let numbers: Vec<u32> = (0..queries.len() as u32).collect();
-    for block in numbers.chunks(STRIDE) {
+    let indices: Vec<u32> = (0..queries.len() as u32).collect();
+    for block in indices.chunks(STRIDE) {
         let neighbors = nearest_rows(&rows, &SelectedRows::new(queries, block), k, false);
         let mut retrieved = Vec::new();
         for (query, neighbors) in block.iter().zip(neighbors) {
@@ -236,8 +236,8 @@ fn most_similar_in_part(
     check_widths(others, rows)?;
     progress.begin("neighbors", part.len() as u64);
     let mut retrieved = Vec::with_capacity(part.len());
-    let numbers: Vec<u32> = (part.start as u32..part.end as u32).collect();
-    for block in numbers.chunks(STRIDE) {
+    let indices: Vec<u32> = (part.start as u32..part.end as u32).collect();
+    for block in indices.chunks(STRIDE) {
         let neighbors = nearest_rows(others, &SelectedRows::new(rows, block), 1, false);
         for (row, neighbors) in block.iter().zip(neighbors) {
             if let Some(&(query, similarity)) = neighbors.first() {
@@ -249,7 +249,7 @@ fn most_similar_in_part(
     Ok(retrieved)
 }
 
-/// Returns the `k` most similar rows of each query, those with the lowest numbers where several are
+/// Returns the `k` most similar rows of each query, those with the lowest indices where several are
 /// equally similar, in the order of the queries.
 fn nearest_of_queries(mut retrieved: Vec<Retrieved>, k: usize) -> Vec<Retrieved> {
     retrieved.sort_unstable_by(|a, b| {

@@ -123,8 +123,8 @@ impl ImageSet {
         }
     }
 
-    /// Returns the contiguous part of the images that belongs to rank `rank` of `world_size`.
-    pub fn part(mut self, rank: usize, world_size: usize) -> Self {
+    /// Returns the images that rank `rank` of `world_size` evaluates, which are contiguous.
+    pub fn part_of_rank(mut self, rank: usize, world_size: usize) -> Self {
         let n = self.indices.len();
         let range = rank * n / world_size..(rank + 1) * n / world_size;
         self.indices = self.indices[range.clone()].to_vec();

@@ -31,7 +31,8 @@ pub struct ImageFile {
 /// Maximum number of files whose bytes are read to recognize images.
 const N_SAMPLED_FILES: usize = 64;
 
-/// Returns whether an error says something about a file, not about the disk or the network.
+/// Returns whether the file itself is at fault (missing, forbidden, a folder) rather than the disk
+/// or the network.
 fn is_file_error(error: &std::io::Error) -> bool {
     use std::io::ErrorKind;
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::IsADirectory)
@@ -101,7 +102,7 @@ impl Source {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                     Ok(Some("it is missing".into()))
                 }
-                Err(error) if is_file_error(&error) => Ok(Some("it may not be read".into())),
+                Err(error) if is_file_error(&error) => Ok(Some("it cannot be read".into())),
                 Err(error) => Err(PipelineError::io("read", &files[index as usize].path, error)),
             },
         }

@@ -4,7 +4,7 @@ use augment::ViewRng;
 
 use super::heads::{Heads, Rows};
 use crate::features::set::FeatureSet;
-use crate::score::Predictions;
+use crate::statistics::Predictions;
 
 /// RNG domain of the shuffles, distinct from all other streams.
 const SHUFFLE_DOMAIN: u64 = 0x7072_6f62_6500_0000;

@@ -13,8 +13,8 @@ use super::task::{Scored, Task};
 use super::{Needs, Rules};
 use crate::EvalError;
 use crate::images::ImageSet;
-use crate::score::Predictions;
-use crate::score::outcome::Outcome;
+use crate::statistics::Predictions;
+use crate::statistics::outcome::Outcome;
 
 /// RNG domain of the draws of shots, distinct from all other streams.
 const DOMAIN: u64 = 0x6665_7773_0000_0000;

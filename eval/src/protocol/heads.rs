@@ -12,7 +12,7 @@ use augment::ViewRng;
 use kernels::device::workers::Workers;
 use kernels::ops::gemm::{Mat, gemm};
 
-use crate::score::largest;
+use crate::statistics::largest;
 
 /// RNG domain of the initial weights, distinct from all other streams.
 const INIT_DOMAIN: u64 = 0x6865_6164_0000_0000;

@@ -19,9 +19,9 @@ use super::task::{Scored, Sets, Task};
 use super::{Classes, Needs, Rules, as_published};
 use crate::EvalError;
 use crate::features::set::FeatureSet;
-use crate::score::outcome::Outcome;
-use crate::score::ranked::Ranked;
-use crate::score::{Predictions, argmax};
+use crate::statistics::outcome::Outcome;
+use crate::statistics::ranked::Ranked;
+use crate::statistics::{Predictions, argmax};
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -20,7 +20,7 @@ use super::heads::{HeadTraining, Heads, Rows};
 use super::task::{Scored, Task};
 use super::{Needs, Rules, as_published};
 use crate::EvalError;
-use crate::score::outcome::Outcome;
+use crate::statistics::outcome::Outcome;
 
 /// Name of the protocol.
 const NAME: &str = "linear-dino";

@@ -26,8 +26,8 @@ use super::heads::{HeadTraining, Heads, Rows};
 use super::task::{Scored, Task};
 use super::{Needs, Rules};
 use crate::EvalError;
-use crate::score::Predictions;
-use crate::score::outcome::Outcome;
+use crate::statistics::Predictions;
+use crate::statistics::outcome::Outcome;
 
 /// Name of the published protocol.
 const NAME: &str = "linear-dinov2";

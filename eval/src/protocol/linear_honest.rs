@@ -16,8 +16,8 @@ use super::task::{Scored, Task};
 use super::{Needs, Rules};
 use crate::EvalError;
 use crate::features::set::FeatureSet;
-use crate::score::Predictions;
-use crate::score::outcome::Outcome;
+use crate::statistics::Predictions;
+use crate::statistics::outcome::Outcome;
 
 /// Held-out share of the rows: one in this many.
 const HELD_OUT: usize = 5;

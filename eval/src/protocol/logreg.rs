@@ -21,8 +21,8 @@ use super::task::{Scored, Task};
 use super::{Needs, Rules, as_published};
 use crate::EvalError;
 use crate::features::set::FeatureSet;
-use crate::score::outcome::Outcome;
-use crate::score::{Predictions, largest};
+use crate::statistics::outcome::Outcome;
+use crate::statistics::{Predictions, largest};
 
 /// Held-out share of the rows: one in this many.
 const HELD_OUT: usize = 10;

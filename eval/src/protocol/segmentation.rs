@@ -28,8 +28,8 @@ use crate::features::table::Table;
 use crate::images::ImageSet;
 use crate::images::mask::IGNORED;
 use crate::parallel::try_collect;
-use crate::score::outcome::Outcome;
-use crate::score::segmented::SegmentationCounts;
+use crate::statistics::outcome::Outcome;
+use crate::statistics::segmented::SegmentationCounts;
 
 /// Name of the protocol and of its number.
 const NAME: &str = "segmentation";
@@ -101,8 +101,8 @@ impl Segmentation {
         for epoch in 0..self.epochs {
             let mut order = train.masked.clone();
             ViewRng::from_words([task.seed, ORDER_DOMAIN, epoch as u64, 0]).shuffle(&mut order);
-            for (number, rows) in order.chunks(self.batch).enumerate() {
-                let done = (epoch * steps_per_epoch + number) as f32 / n_steps as f32;
+            for (index, rows) in order.chunks(self.batch).enumerate() {
+                let done = (epoch * steps_per_epoch + index) as f32 / n_steps as f32;
                 head.step(self, &train, rows, cosine(done))?;
                 task.progress.advance(rows.len() as u64);
             }
@@ -309,7 +309,7 @@ impl Head {
         let mut counts = vec![0; c * c];
         for (logits, class) in pixels.chunks_exact(c).zip(patches.mask(row)?) {
             if class != IGNORED {
-                counts[usize::from(class) * c + crate::score::argmax(logits) as usize] += 1;
+                counts[usize::from(class) * c + crate::statistics::argmax(logits) as usize] += 1;
             }
         }
         Ok(counts)

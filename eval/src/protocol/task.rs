@@ -7,7 +7,7 @@ use super::views::Views;
 use crate::features::cache::FeatureCache;
 use crate::features::set::FeatureSet;
 use crate::images::ImageSet;
-use crate::score::outcome::Outcome;
+use crate::statistics::outcome::Outcome;
 use pipeline::Progress;
 
 /// Input of a protocol.

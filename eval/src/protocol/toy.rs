@@ -6,8 +6,8 @@ use serde_json::json;
 use super::task::{Scored, Task};
 use super::{Needs, Rules};
 use crate::EvalError;
-use crate::score::Predictions;
-use crate::score::outcome::Outcome;
+use crate::statistics::Predictions;
+use crate::statistics::outcome::Outcome;
 
 /// The protocol's settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -27,8 +27,8 @@ pub(super) fn sheet(network: &Network, images: &ImageSet) -> Result<Sheet, Repor
         let mut row = vec![Tile::from_planes(&planes, size_px, caption.clone())?];
         let mean_caption = format!("{caption}: mean of all heads");
         row.push(Tile::from_grid(&heat_map(&mean), attention.grid, mean_caption)?);
-        for (number, head) in attention.heads.iter().take(n_shown).enumerate() {
-            let head_caption = format!("{caption}: head {}", number + 1);
+        for (index, head) in attention.heads.iter().take(n_shown).enumerate() {
+            let head_caption = format!("{caption}: head {}", index + 1);
             row.push(Tile::from_grid(&heat_map(head), attention.grid, head_caption)?);
         }
         sheet.rows.push(row);

@@ -98,8 +98,8 @@ mod tests {
         for i in 0..n {
             for column in 0..d {
                 let mut sum = 0.0;
-                for (number, axis) in axes.iter().enumerate() {
-                    sum += scale[number] * offset(i, number, n) * axis[column];
+                for (index, axis) in axes.iter().enumerate() {
+                    sum += scale[index] * offset(i, index, n) * axis[column];
                 }
                 rows.push(sum + 3.0);
             }

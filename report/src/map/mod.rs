@@ -36,8 +36,9 @@ pub struct ClusterMap {
 /// A cluster with some of its images.
 #[derive(Debug, Serialize)]
 pub struct DrawnCluster {
-    /// Number of the cluster in its level.
-    pub number: u32,
+    /// Index of the cluster in its level.
+    #[serde(rename = "number")]
+    pub index: u32,
     /// Number of its images.
     pub n_images: usize,
     /// Number of its images that are kept.

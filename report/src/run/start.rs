@@ -43,10 +43,10 @@ impl Start {
         }
     }
 
-    /// Reads the newest start of the run in `workdir`; `None` for a run of an older release.
+    /// Reads the newest start of the run in `workdir`; `None` for a run of an earlier version.
     pub(crate) fn read_newest(workdir: &Path) -> Result<Option<Self>, ReportError> {
         let newest: Option<Self> = jsonl::rows(&workdir.join(STARTS))?.pop();
-        // Older releases wrote secrets to the file.
+        // Earlier versions wrote secrets to the file.
         Ok(newest.as_ref().map(Self::redact_list))
     }
 

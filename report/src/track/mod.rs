@@ -1,4 +1,4 @@
-//! Sending of runs to a tracking server.
+//! Sends runs to MLflow.
 
 mod server;
 mod tracker;

@@ -8,8 +8,8 @@ use ureq::{Agent, Body, RequestBuilder, http::Response};
 
 use crate::ReportError;
 
-/// Longest duration of a request.
-const DEADLINE: Duration = Duration::from_secs(60);
+/// Timeout of a request.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Number of metrics that the server accepts per request.
 const MAX_METRICS: usize = 1000;
@@ -17,11 +17,14 @@ const MAX_METRICS: usize = 1000;
 /// Number of parameters that the server accepts per request.
 const MAX_PARAMS: usize = 100;
 
-/// Largest number of characters of a metric's name.
+/// Longest name of a metric, in characters.
 const MAX_NAME_CHARS: usize = 250;
 
-/// Largest number of characters of a parameter's value.
+/// Longest value of a parameter, in characters.
 const MAX_VALUE_CHARS: usize = 6000;
+
+/// Longest value of a tag, in characters.
+const MAX_TAG_CHARS: usize = 5000;
 
 /// A tracking server.
 pub(super) struct Server {
@@ -52,7 +55,7 @@ impl Server {
         let tls = TlsConfig::builder().root_certs(RootCerts::PlatformVerifier).build();
         let config = Agent::config_builder()
             .tls_config(tls)
-            .timeout_global(Some(DEADLINE))
+            .timeout_global(Some(TIMEOUT))
             // The body holds the server's description of an error.
             .http_status_as_error(false);
         Self {
@@ -62,7 +65,7 @@ impl Server {
         }
     }
 
-    /// Begins a run in `experiment`, which is created if it does not exist.
+    /// Begins a run in `experiment`, which is created if missing. Long values of `tags` are cut.
     pub(super) fn begin(
         &self,
         experiment: &str,
@@ -70,9 +73,11 @@ impl Server {
         at_ms: u64,
         tags: &[(&str, String)],
     ) -> Result<RunId, ReportError> {
-        let experiment_id = self.experiment(experiment)?;
-        let tags: Vec<Value> =
-            tags.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
+        let experiment_id = self.find_or_create_experiment(experiment)?;
+        let tags: Vec<Value> = tags
+            .iter()
+            .map(|(key, value)| json!({ "key": key, "value": first_chars(value, MAX_TAG_CHARS) }))
+            .collect();
         let body =
             json!({ "experiment_id": experiment_id, "run_name": name, "start_time": at_ms, "tags": tags });
         let answer = self.post("runs/create", &body)?;
@@ -84,28 +89,30 @@ impl Server {
     }
 
     /// Sends the values of a recipe.
-    pub(super) fn params(&self, run: &RunId, values: &[(String, String)]) -> Result<(), ReportError> {
+    pub(super) fn send_params(&self, run: &RunId, values: &[(String, String)]) -> Result<(), ReportError> {
         for chunk in values.chunks(MAX_PARAMS) {
             let params: Vec<Value> = chunk
                 .iter()
-                .map(|(key, value)| {
-                    let value: String = value.chars().take(MAX_VALUE_CHARS).collect();
-                    json!({ "key": key, "value": value })
-                })
+                .map(|(key, value)| json!({ "key": key, "value": first_chars(value, MAX_VALUE_CHARS) }))
                 .collect();
             self.post("runs/log-batch", &json!({ "run_id": run.run_id, "params": params }))?;
         }
         Ok(())
     }
 
-    /// Sends metrics.
-    pub(super) fn metrics(&self, run: &RunId, metrics: &[Metric], begun_ms: u64) -> Result<(), ReportError> {
+    /// Sends metrics. Their times are made up: a millisecond per step after `begun_ms`, the start
+    /// of the run.
+    pub(super) fn send_metrics(
+        &self,
+        run: &RunId,
+        metrics: &[Metric],
+        begun_ms: u64,
+    ) -> Result<(), ReportError> {
         for chunk in metrics.chunks(MAX_METRICS) {
             let metrics: Vec<Value> = chunk
                 .iter()
                 .map(|metric| {
-                    // The server stores a value that arrives twice with one time only once, as
-                    // after a lost response.
+                    // A retry repeats the timestamp, so the server keeps one copy.
                     let at_ms = begun_ms + metric.step;
                     let key = to_allowed_name(&metric.name);
                     json!({ "key": key, "value": metric.value, "timestamp": at_ms, "step": metric.step })
@@ -118,20 +125,26 @@ impl Server {
 
     /// Sends the state of the run, such as `RUNNING`, `FINISHED`, `FAILED` or `KILLED`, and the
     /// time at which it ended.
-    pub(super) fn state(&self, run: &RunId, state: &str, ended_ms: Option<u64>) -> Result<(), ReportError> {
+    pub(super) fn send_state(
+        &self,
+        run: &RunId,
+        state: &str,
+        ended_ms: Option<u64>,
+    ) -> Result<(), ReportError> {
         let body = json!({ "run_id": run.run_id, "status": state, "end_time": ended_ms });
         self.post("runs/update", &body).map(drop)
     }
 
     /// Uploads a file to the run. A server without an artifact store rejects it.
-    pub(super) fn file(&self, run: &RunId, name: &str, bytes: &[u8]) -> Result<(), ReportError> {
+    pub(super) fn send_file(&self, run: &RunId, name: &str, bytes: &[u8]) -> Result<(), ReportError> {
         let RunId { experiment_id, run_id } = run;
         let path = format!("mlflow-artifacts/artifacts/{experiment_id}/{run_id}/artifacts/{name}");
         let request = self.agent.put(self.url(&path));
         self.read(&path, self.authorized(request).send(bytes)).map(drop)
     }
 
-    fn experiment(&self, name: &str) -> Result<String, ReportError> {
+    /// Returns the identity of the experiment `name`, which is created if missing.
+    fn find_or_create_experiment(&self, name: &str) -> Result<String, ReportError> {
         let path = "experiments/get-by-name";
         let request = self.agent.get(self.url(&format!("mlflow/{path}"))).query("experiment_name", name);
         let response = self.authorized(request).call();
@@ -170,16 +183,20 @@ impl Server {
         if !response.status().is_success() {
             let answer = serde_json::from_str::<Value>(&text).unwrap_or_default();
             let reason = answer.get("message").and_then(Value::as_str).unwrap_or(text.trim());
-            let reason: String = reason.chars().take(300).collect();
             return Err(ReportError::Refused {
                 address: self.address.clone(),
                 status: response.status().to_string(),
                 path: path.to_string(),
-                reason,
+                reason: first_chars(reason, 300),
             });
         }
         Ok(serde_json::from_str(&text).unwrap_or_default())
     }
+}
+
+/// Returns the first `n` characters of `text`.
+fn first_chars(text: &str, n: usize) -> String {
+    text.chars().take(n).collect()
 }
 
 /// Converts `name` to one that the server accepts: without empty parts, and with an underscore for
@@ -191,7 +208,7 @@ fn to_allowed_name(name: &str) -> String {
         allowed.push(if is_allowed { c } else { '_' });
     }
     let parts = allowed.split('/').filter(|part| !matches!(*part, "" | "." | ".."));
-    parts.collect::<Vec<_>>().join("/").chars().take(MAX_NAME_CHARS).collect()
+    first_chars(&parts.collect::<Vec<_>>().join("/"), MAX_NAME_CHARS)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Sending of runs to an MLflow server. Only the files of a run are read, which never waits for it:
-//! a server that is slow or away costs a run nothing.
+//! Sends runs to MLflow. It reads only the run's files, so a slow or unreachable server never
+//! delays training.
 //!
 //! What has been sent is recorded in the work directory, so that a second call continues where the
-//! first one ended. Numbers carry times that follow from their steps, so that the server stores a
-//! repeated one once.
+//! first one ended. The times of numbers are made up: the start of the run and a millisecond per
+//! step, so that the server keeps one copy of a number that is sent again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -51,7 +51,7 @@ pub struct Delivery {
     /// Whether the run takes no more steps unless it is resumed.
     pub has_ended: bool,
     /// Whether anything was sent.
-    pub has_news: bool,
+    pub sent_anything: bool,
 }
 
 /// Record of the parts of a run that a server has received.
@@ -59,11 +59,14 @@ pub struct Delivery {
 struct Sent {
     run: RunId,
     /// Last step whose metrics have been sent.
-    steps: u64,
+    #[serde(rename = "steps")]
+    last_step: u64,
     /// Number of scores that have been sent.
-    scores: usize,
+    #[serde(rename = "scores")]
+    n_scores: usize,
     /// `true` once the parameters have been sent.
-    params: bool,
+    #[serde(rename = "params")]
+    has_params: bool,
     /// Start time of the run on the server, in milliseconds since 1970.
     begun_ms: u64,
     /// Files that have been sent, with the hashes of their bytes.
@@ -73,8 +76,8 @@ struct Sent {
 }
 
 impl Tracker {
-    /// Creates the sender to `experiment` on the server at `address`, which is created if it does
-    /// not exist. `token` is for servers that require one.
+    /// Creates the sender to `experiment` on the server at `address`. `experiment` is created by
+    /// the first send if missing. `token` is for servers that require one.
     pub fn new(address: &str, experiment: &str, token: Option<&str>) -> Self {
         Self {
             server: Server::new(address, token.map(|token| format!("Bearer {token}"))),
@@ -86,7 +89,7 @@ impl Tracker {
     /// Sends the new parts of the run in `workdir`.
     ///
     /// # Errors
-    /// [`ReportError`] if the run cannot be read or the server does not take it.
+    /// [`ReportError`] if the run cannot be read or the server rejects it.
     pub fn send(&self, workdir: &Path) -> Result<Delivery, ReportError> {
         let run = Run::open(workdir)?;
         let server = &self.server;
@@ -96,18 +99,18 @@ impl Tracker {
             Some(sent) => sent.clone(),
             None => self.begin(&run)?,
         };
-        // If anything below fails, the run is not begun twice.
+        // Saved first: a retry must not create a second run.
         self.save(&mut records, &sent, &path)?;
-        if !sent.params {
-            server.params(&sent.run, &params(&run))?;
-            sent.params = true;
+        if !sent.has_params {
+            server.send_params(&sent.run, &params(&run))?;
+            sent.has_params = true;
             self.save(&mut records, &sent, &path)?;
         }
-        let (metrics, steps, scores) = new_metrics(&run, &sent)?;
-        server.metrics(&sent.run, &metrics, sent.begun_ms)?;
+        let (metrics, last_step, n_scores) = new_metrics(&run, &sent)?;
+        server.send_metrics(&sent.run, &metrics, sent.begun_ms)?;
         let n_values = metrics.len();
-        sent.steps = steps;
-        sent.scores = scores;
+        sent.last_step = last_step;
+        sent.n_scores = n_scores;
         self.save(&mut records, &sent, &path)?;
         let (state, has_ended) = match run.status.state {
             State::NotStarted => ("SCHEDULED", false),
@@ -116,18 +119,18 @@ impl Tracker {
             State::Stopped => ("KILLED", true),
             State::Failed(_) | State::Died(_) => ("FAILED", true),
         };
-        let mut has_news = n_values > 0;
+        let mut sent_anything = n_values > 0;
         if state != sent.state {
-            server.state(&sent.run, state, has_ended.then(now_ms))?;
+            server.send_state(&sent.run, state, has_ended.then(now_ms))?;
             sent.state = state.into();
             self.save(&mut records, &sent, &path)?;
-            has_news = true;
+            sent_anything = true;
         }
         if has_ended && self.send_files(&mut sent, &run) {
             self.save(&mut records, &sent, &path)?;
-            has_news = true;
+            sent_anything = true;
         }
-        Ok(Delivery { name: run.name(), n_values, state: run.status.state, has_ended, has_news })
+        Ok(Delivery { name: run.name(), n_values, state: run.status.state, has_ended, sent_anything })
     }
 
     /// Begins `run` on the server.
@@ -145,22 +148,22 @@ impl Tracker {
         let id = self.server.begin(&self.experiment, &run.name(), at_ms, &tags)?;
         Ok(Sent {
             run: id,
-            steps: 0,
-            scores: 0,
-            params: false,
+            last_step: 0,
+            n_scores: 0,
+            has_params: false,
             begun_ms: at_ms,
             files: BTreeMap::new(),
             state: String::new(),
         })
     }
 
-    /// Sends the [`FILES`] that are new or have changed; returns `true` if there were any.
+    /// Sends the [`FILES`] that are new or have changed; returns whether it sent any.
     fn send_files(&self, sent: &mut Sent, run: &Run) -> bool {
-        let mut has_news = false;
+        let mut sent_any = false;
         let shards = &run.status.plan.recipe.data.shards;
         let shows_secrets = shards.iter().any(|spec| redact_list(spec) != *spec);
         for name in FILES {
-            // Only older releases wrote secrets into the plan, and then also into the report.
+            // Only earlier versions wrote secrets into the plan, and then also into the report.
             if name == REPORT && shows_secrets {
                 tracing::warn!(
                     "not sending {name}: it is from an older release and may show passwords; recreate it \
@@ -170,22 +173,22 @@ impl Tracker {
             }
             let Ok(mut bytes) = std::fs::read(run.workdir.join(name)) else { continue };
             if name == PLAN {
-                // The file of an older release may hold passwords.
+                // The file of an earlier version may hold passwords.
                 bytes = run.status.plan_toml.clone().into_bytes();
             }
             let hash = xxh3_64(&bytes);
             if sent.files.get(name) == Some(&hash) {
                 continue;
             }
-            match self.server.file(&sent.run, name, &bytes) {
+            match self.server.send_file(&sent.run, name, &bytes) {
                 Ok(()) => {
                     sent.files.insert(name.into(), hash);
-                    has_news = true;
+                    sent_any = true;
                 }
                 Err(error) => tracing::warn!("could not send {name}: {error}"),
             }
         }
-        has_news
+        sent_any
     }
 
     /// Writes `records` to `path`, with `sent` as the record of this server and experiment.
@@ -218,19 +221,19 @@ fn params(run: &Run) -> Vec<(String, String)> {
     values
 }
 
-/// Returns the metrics of `run` that are not `sent`, and the counts of steps and scores including
-/// them.
+/// Returns the metrics of `run` that are not `sent`, and with them the last step and the number of
+/// scores.
 fn new_metrics(run: &Run, sent: &Sent) -> Result<(Vec<Metric>, u64, usize), ReportError> {
     let mut metrics = Vec::new();
     for (name, points) in run.columns() {
-        let new = points.iter().filter(|(step, _)| *step > sent.steps);
+        let new = points.iter().filter(|(step, _)| *step > sent.last_step);
         metrics.extend(new.map(|(step, value)| Metric { name: name.into(), step: *step, value: *value }));
     }
-    let steps = metrics.iter().map(|metric| metric.step).max().unwrap_or(sent.steps);
+    let last_step = metrics.iter().map(|metric| metric.step).max().unwrap_or(sent.last_step);
     let scores = named_scores(&run.workdir, run.status.plan.evaluated()?)?;
-    let new = scores.iter().skip(sent.scores).cloned();
+    let new = scores.iter().skip(sent.n_scores).cloned();
     metrics.extend(new.map(|(name, step, value)| Metric { name, step, value }));
-    Ok((metrics, steps, scores.len()))
+    Ok((metrics, last_step, scores.len()))
 }
 
 /// Reads the records at `path`, by server and experiment.

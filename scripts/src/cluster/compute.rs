@@ -4,7 +4,6 @@ use kernels::ops::product_reports;
 use kernels::product_kernels::{self, Checked, ProductReport};
 use ranks::engine::EngineChoice;
 use ranks::launch::{Launch, LaunchError};
-use trainer::Plan;
 
 use crate::console::say;
 
@@ -38,22 +37,27 @@ pub(crate) struct DeviceFlag {
 impl ComputeFlags {
     /// Opens the device of this rank, and prints its name unless it is the CPU.
     pub(crate) fn open(&self, launch: &Launch) -> anyhow::Result<Opened> {
-        open(self.device, launch)
+        let opened = self.device.open(launch.local_rank)?;
+        match &opened.fallback_error {
+            // A build without GPU support is not expected to find one.
+            None | Some(DeviceError::NotBuilt { .. }) => {}
+            Some(error) => say(format!("using the CPU: {error}")),
+        }
+        if opened.kind != DeviceKind::Cpu {
+            match launch.world_size {
+                1 => say(format!("using {}", opened.name)),
+                _ => say(format!("rank {} uses {}", launch.rank, opened.name)),
+            }
+        }
+        Ok(opened)
     }
 }
 
 impl DeviceFlag {
     /// Opens the device, and prints its name unless it is the CPU.
     pub(crate) fn open(&self) -> anyhow::Result<Opened> {
-        open(self.device, &Launch::ALONE)
+        ComputeFlags { device: self.device, ..ComputeFlags::default() }.open(&Launch::ALONE)
     }
-}
-
-/// Chooses the kernels that `plan` requests, and prints notices about requests that are not met.
-pub(crate) fn choose_kernels(plan: &mut Plan, device: &Opened) -> anyhow::Result<()> {
-    plan.choose_kernels(&device.device)?;
-    print_notices();
-    Ok(())
 }
 
 /// Prints notices about requested kernels that cannot be used, each once.
@@ -91,20 +95,4 @@ pub(crate) fn print_products(kernels: &str) -> usize {
         out!("  {size:<52} {kernel}; {checked}");
     }
     n_wrong
-}
-
-fn open(choice: DeviceChoice, launch: &Launch) -> anyhow::Result<Opened> {
-    let opened = choice.open(launch.local_rank)?;
-    match &opened.fallback_error {
-        // A build without GPU support is not expected to find one.
-        None | Some(DeviceError::NotBuilt { .. }) => {}
-        Some(error) => say(format!("using the CPU: {error}")),
-    }
-    if opened.kind != DeviceKind::Cpu {
-        match launch.world_size {
-            1 => say(format!("using {}", opened.name)),
-            _ => say(format!("rank {} uses {}", launch.rank, opened.name)),
-        }
-    }
-    Ok(opened)
 }

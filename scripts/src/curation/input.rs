@@ -11,6 +11,7 @@ use eval::image_sets::{set_name, with_names};
 use eval::{FeatureKind, ImageSet, Source, features};
 use prep::open::open_dataset;
 use prep::parts::Work;
+use session::EvaluatedNetwork;
 
 use super::call::Call;
 use crate::cluster::compute;
@@ -94,7 +95,7 @@ impl InputFlags {
             );
         }
         let device = self.compute.open(&call.launch)?.device;
-        let open = self.network.open(checkpoint, &device)?;
+        let open = EvaluatedNetwork::open(checkpoint, &self.network.settings(), &device)?;
         let source = Source::Shards(Arc::clone(&dataset));
         let images = ImageSet::open(source, open.transform, open.rules, set_name(specs))?;
         let images = with_names(images, specs, call.storage)?;
@@ -106,7 +107,8 @@ impl InputFlags {
 }
 
 impl OtherFlags {
-    /// Opens the other images, whose features must be of the same network as those of `input`.
+    /// Opens the other images, whose features must come from the same network as the features of
+    /// `input`.
     pub(crate) fn open(&self, flags: &InputFlags, input: &Input, call: &Call<'_>) -> anyhow::Result<Input> {
         let others = match (self.like.as_slice(), &flags.checkpoint) {
             ([], _) => read_features(&self.like_features, Metric::Cosine)?,

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use curate::io::{Columns, ImagePair, LIST, Output, OutputSettings};
+use curate::io::{Columns, ImagePair, LIST, OutputFolder, OutputSettings};
 use prep::names::shard_list;
 use report::picture::sheets::{Pair, image_pairs};
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ impl OutputFlags {
     /// prints the numbers of kept images, and `summary` as JSON.
     pub(crate) fn write(
         &self,
-        output: &Output<'_>,
+        output: &OutputFolder<'_>,
         kept: &[bool],
         columns: &dyn Fn(usize) -> Columns,
         mut summary: Value,

@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut n_wrong_products = 0;
     if !args.fabric && is_first {
         out!("device         {}", device.name);
-        n_wrong_products = print_products(&device);
+        n_wrong_products = try_and_print_products(&device);
     }
     let test = FabricTest {
         launch,
@@ -80,9 +80,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Multiplies a few matrices on a GPU, and prints which kernels did it and the results of checks.
-/// Returns the number of sizes with a wrong result.
-fn print_products(device: &Opened) -> usize {
+/// Multiplies a few matrices on a GPU, and prints which kernels were used and the results of
+/// checks. Returns the number of sizes with a wrong result.
+fn try_and_print_products(device: &Opened) -> usize {
     if device.kind == DeviceKind::Cpu {
         return 0;
     }

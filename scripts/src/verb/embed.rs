@@ -10,6 +10,7 @@ use eval::{FeatureKind, ImageSet};
 use pipeline::Storage;
 use prep::parts::Work;
 use serde_json::{Value, json};
+use session::EvaluatedNetwork;
 
 use crate::cluster::compute;
 use crate::console::one_line;
@@ -95,18 +96,15 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     };
     job.prepare()?;
     let device = args.compute.open(&launch)?.device;
-    let open = args.network.open(&args.checkpoint, &device)?;
+    let open = EvaluatedNetwork::open(&args.checkpoint, &args.network.settings(), &device)?;
     let images = match &args.images {
         Some(input) => open_files(input, storage.columns(), open.transform, open.rules)?,
         None => open_images(&args.shards, open.transform, open.rules, storage)?,
     };
     report_bits(&images)?;
-    let about = open.about(&args.checkpoint);
+    let about = open.info(&args.checkpoint)?;
     let cache = args.cache.open(folder);
-    let embedded = {
-        let progress = StageBar::new();
-        job.run(&open.network, images, &about, cache.as_ref(), &progress)?
-    };
+    let embedded = job.run(&open.network, images, &about, cache.as_ref(), &StageBar::new())?;
     let out = job.path();
     let Some(embedded) = embedded else {
         out!("{} already exists", out.display());
@@ -123,7 +121,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let rate = embedded.images.len() as f64 / seconds;
     let source = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
     out!("{n} rows of width {width} written to {} ({source})", out.display());
-    out!("network: {}; images: {}", open.which, open.transform);
+    out!("network: {}; images: {}", open.network_name, open.transform);
     let timing = json!({ "cached": is_cached, "seconds": seconds, "images_per_s": rate });
     print_summary(args, &embedded, timing);
     Ok(ExitCode::SUCCESS)
@@ -133,7 +131,7 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
 fn print_summary(args: &Args, embedded: &Embedded, mut line: Value) {
     let images = &embedded.images;
     let missing = embedded.missing();
-    let left_out: Vec<String> = missing.iter().map(|number| image_name(images, *number)).collect();
+    let left_out: Vec<String> = missing.iter().map(|index| image_name(images, *index)).collect();
     if !missing.is_empty() {
         out!("{} unusable images have no row: {}", missing.len(), list_flaws(images, &missing));
     }
@@ -146,8 +144,8 @@ fn print_summary(args: &Args, embedded: &Embedded, mut line: Value) {
     }
 }
 
-fn image_name(images: &ImageSet, number: usize) -> String {
-    match images.describe(number) {
+fn image_name(images: &ImageSet, index: usize) -> String {
+    match images.describe(index) {
         (Some(shard), key) => format!("{shard}: {key}"),
         (None, name) => name,
     }
@@ -156,14 +154,14 @@ fn image_name(images: &ImageSet, number: usize) -> String {
 /// Lists the first of the images `missing` in one line, each with its flaw.
 fn list_flaws(images: &ImageSet, missing: &[usize]) -> String {
     let mut parts = Vec::new();
-    for number in missing.iter().take(NAMED) {
+    for index in missing.iter().take(NAMED) {
         // An image may have been repaired since its features were computed.
         let flaw = images
-            .flaw(*number)
+            .flaw(*index)
             .ok()
             .flatten()
             .unwrap_or_else(|| "cached result; the image is readable now".into());
-        parts.push(format!("{} ({})", one_line(&image_name(images, *number)), one_line(&flaw)));
+        parts.push(format!("{} ({})", one_line(&image_name(images, *index)), one_line(&flaw)));
     }
     let rest = if missing.len() > NAMED { ", …: pass --json to list all" } else { "" };
     format!("{}{rest}", parts.join(", "))

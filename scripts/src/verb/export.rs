@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use augment::Transform;
 use eval::image_sets::open_images;
 use eval::{Protocol, Split};
@@ -11,11 +11,10 @@ use networks::ModelConfig;
 use pipeline::Storage;
 use pipeline::secrets::redact_list;
 use serde_json::json;
+use session::{Backbone, find_workdir};
 use trainer::Plan;
 use trainer::checkpoint::Manifest;
-use weights::{Card, Export, Format, Precision, Score};
-
-use session::{Backbone, find_workdir};
+use weights::{Card, Format, Precision, Score};
 
 use crate::console::say;
 use crate::network_flags::WeightFlags;
@@ -79,12 +78,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let precision = args.precision;
     let scores = if args.train.is_empty() { Vec::new() } else { score(args, &backbone, storage)? };
     card.scores.extend(scores.iter().cloned());
-    let files = write(&backbone, &card, &args.out, format, precision, args.overwrite)?;
+    let files = backbone.export(&args.out, format, precision, &card, args.overwrite)?;
     for score in &scores {
         out!("{:<5} {}: {}", score.precision.name(), score.name, score.value);
     }
     let written: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-    out!("{} written: {}", backbone.which, written.join(", "));
+    out!("{} written: {}", backbone.network_name, written.join(", "));
     if format == Format::Dinov3
         && let ModelConfig::Vit(config) = &backbone.model
         && (config.norm_epsilon - 1e-5).abs() > 1e-9
@@ -113,28 +112,6 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes `backbone` to `out`; returns the files.
-pub(crate) fn write(
-    backbone: &Backbone,
-    card: &Card,
-    out: &Path,
-    format: Format,
-    precision: Precision,
-    overwrite: bool,
-) -> anyhow::Result<Vec<PathBuf>> {
-    pipeline::file::create_parent(out)
-        .with_context(|| format!("cannot create the folder of {}", out.display()))?;
-    let export = Export {
-        model: &backbone.model,
-        tensors: &backbone.tensors,
-        preprocessing: backbone.preprocessing.clone(),
-        which: &backbone.which,
-        precision,
-        card,
-    };
-    Ok(weights::write(out, format, &export, overwrite)?)
-}
-
 /// Collects the facts about `backbone`, which comes from `path`.
 pub(crate) fn model_card(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> {
     let version = env!("CARGO_PKG_VERSION").to_string();
@@ -145,7 +122,7 @@ pub(crate) fn model_card(path: &Path, backbone: &Backbone) -> anyhow::Result<Car
         return Ok(Card { name, data, version, ..Card::default() });
     };
     let scores = match find_workdir(path) {
-        Some(workdir) => report::scores_at(workdir, &backbone.which, manifest.step)?,
+        Some(workdir) => report::scores_at(workdir, &backbone.network_name, manifest.step)?,
         None => Vec::new(),
     };
     let scores =

@@ -13,7 +13,11 @@ use eval::{Check, Protocol, Split};
 use kernels::device::Opened;
 use networks::probe::Probe;
 use pipeline::{Dataset, Storage};
+use prep::bits::report_bits;
+use prep::open::report_turned;
 use report::Start;
+use serde_json::json;
+use session::{ScoringProbe, Session, initial_model};
 use trainer::Plan;
 use trainer::bench::step::least_step_s;
 use trainer::checkpoint::steps;
@@ -21,8 +25,6 @@ use trainer::run::Outcome;
 use trainer::run::fault::Fault;
 
 use super::report::write_beside;
-use session::{ScoringProbe, Session, initial_model};
-
 use crate::cluster::compute;
 use crate::console::{command_line, say};
 use crate::exit::PREEMPTED;
@@ -31,8 +33,6 @@ use crate::progress::{Activity, format_duration};
 use crate::run_progress::RunProgress;
 use crate::signals::Signals;
 use crate::{pictures, recipes};
-use prep::bits::report_bits;
-use prep::open::report_turned;
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
@@ -107,9 +107,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         stop: Arc::default(),
     };
     let (plan, outcome) = pretrain(session, storage, |plan| probes(args, plan, rank, storage))?;
+    let checkpoints = args.workdir.join("checkpoints");
     if outcome == Outcome::Stopped {
         if rank == 0 {
-            let has_checkpoint = !steps(&args.workdir.join("checkpoints")).is_empty();
+            let has_checkpoint = !steps(&checkpoints).is_empty();
             say(if has_checkpoint {
                 "stopped by a signal; checkpoint saved: run the same command to resume"
             } else {
@@ -129,16 +130,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
-        out!(
-            "{}",
-            serde_json::json!({ "steps": plan.total_steps, "seconds": seconds, "workdir": args.workdir })
-        );
+        out!("{}", json!({ "steps": plan.total_steps, "seconds": seconds, "workdir": args.workdir }));
     } else {
-        out!(
-            "{} steps done; checkpoints in {}",
-            plan.total_steps,
-            args.workdir.join("checkpoints").display()
-        );
+        out!("{} steps done; checkpoints in {}", plan.total_steps, checkpoints.display());
     }
     Ok(ExitCode::SUCCESS)
 }

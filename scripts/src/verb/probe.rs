@@ -121,7 +121,7 @@ fn event_in_words(workdir: &Path, event: &WatchEvent<'_>) -> String {
                 scores.by_name().map(|(name, value)| format!("{name} {value:.2}")).collect();
             format!("step {step}: {}", numbers.join("  "))
         }
-        WatchEvent::Unreadable { step, reason } => format!("cannot score step {step}: {reason}"),
+        WatchEvent::NotScorable { step, reason } => format!("cannot score step {step}: {reason}"),
         WatchEvent::Missed { step } => {
             format!("step {step} was pruned before it was scored; increase run.keep_checkpoints to keep more")
         }
@@ -143,14 +143,10 @@ fn score(
     for warning in warnings.iter().chain(&open.warnings()) {
         say(format!("warning: {warning}"));
     }
-    let scores = {
-        let progress = StageBar::new();
-        split.score(&open.network, protocols, cache.as_ref(), &progress)?
-    };
-    let mut table = vec![(open.which.clone(), scores)];
+    let scores = split.score(&open.network, protocols, cache.as_ref(), &StageBar::new())?;
+    let mut table = vec![(open.network_name.clone(), scores)];
     if args.baseline {
-        let progress = StageBar::new();
-        table.extend(split.score_baselines(&open.network, protocols, device, &progress)?);
+        table.extend(split.score_baselines(&open.network, protocols, device, &StageBar::new())?);
     }
     let scores = &table[0].1;
     out!(
@@ -167,7 +163,7 @@ fn score(
     if scores.n_bad > 0 {
         out!("{} unusable images were excluded; run `ocelli shards verify` to see why", scores.n_bad);
     }
-    let about = open.about(checkpoint);
+    let about = open.info(checkpoint)?;
     record(args, checkpoint, open, &rows(scores, &split, &about));
     if args.json {
         out!("{}", to_json(&table, &split, &about));
@@ -184,15 +180,12 @@ fn measure(
 ) -> anyhow::Result<ExitCode> {
     let images = evaluation.images.open_test(open.transform, open.rules, evaluation.storage)?;
     let sizes = SampleSizes::default();
-    let measures = {
-        let progress = StageBar::new();
-        label_free(&open.network, &images, &open.multicrop(), sizes, &progress)?
-    };
+    let measures = label_free(&open.network, &images, &open.multicrop(), sizes, &StageBar::new())?;
     out!("{}: {} images; {}", images.name, images.len().min(sizes.n_images), open.transform);
     for (name, value, meaning) in &measures {
         out!("{name:<12} {value:>10.4}  {meaning}");
     }
-    let about = open.about(checkpoint);
+    let about = open.info(checkpoint)?;
     record(args, checkpoint, open, &measure_rows(&measures, &images, &about));
     if args.json {
         out!("{}", measures_to_json(&measures, &images, &about));

@@ -11,9 +11,9 @@ use eval::probe::{Scores, wanted};
 use eval::scores::rows;
 use eval::{ImageSet, Protocol, Source, Split};
 use kernels::device::Device;
-use networks::Network;
-use pipeline::NoProgress;
-use pipeline::{Dataset, Storage};
+use pipeline::{Dataset, NoProgress, Storage};
+use prep::synth::{SynthSet, synthesize};
+use ranks::launch::Launch;
 use report::picture::sheets;
 use report::picture::workdir::add_to_events;
 use serde_json::json;
@@ -21,7 +21,7 @@ use session::{Backbone, EvaluatedNetwork, Initial, NetworkSettings, Session};
 use trainer::run::Outcome;
 use weights::{Format, Hints, Precision};
 
-use super::export;
+use super::export::model_card;
 use super::pretrain::pretrain;
 use super::probe::print_table;
 use super::report::write_beside;
@@ -30,8 +30,6 @@ use crate::console::say;
 use crate::exit::PREEMPTED;
 use crate::progress::StageBar;
 use crate::recipes;
-use prep::synth::{SynthSet, synthesize};
-use ranks::launch::Launch;
 
 /// Flags of `quickstart`.
 #[derive(clap::Args)]
@@ -66,26 +64,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     recipe.seed = seed;
     // An invalid recipe is reported before anything is written.
     trainer::resolve(recipe.clone(), args.train_images)?;
-    let size_px = recipe.model.image_px();
+    let size_px = recipe.model.image_px() as u32;
     let rules = recipe.data.rules();
     let data = args.workdir.join("data");
     // Train and test come from different seeds.
-    let train_set = SynthSet {
-        out: data.join("train"),
-        count: args.train_images,
-        seed: 2 * seed,
-        size_px: size_px as u32,
-        prefix: "train".into(),
-    };
-    let test_set = SynthSet {
-        out: data.join("test"),
-        count: args.test_images,
-        seed: 2 * seed + 1,
-        size_px: size_px as u32,
-        prefix: "test".into(),
-    };
-    let train_shards = ensure_synth(&data, &train_set)?;
-    let test_shards = ensure_synth(&data, &test_set)?;
+    let train_shards = ensure_synth(&data, "train", args.train_images, 2 * seed, size_px)?;
+    let test_shards = ensure_synth(&data, "test", args.test_images, 2 * seed + 1, size_px)?;
     let train = Arc::new(Dataset::open(&train_shards, storage)?);
     let test = Arc::new(Dataset::open(&test_shards, storage)?);
     recipe.data.shards = train_shards;
@@ -108,7 +92,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 
     let device = args.compute.device.open(0)?.device;
     say("probing the network, a random network and raw pixels");
-    let transform = Transform::new(size_px as u32);
+    let transform = Transform::new(size_px);
     let train_images = ImageSet::open(Source::Shards(train), transform, rules, "train")?;
     let test_images = ImageSet::open(Source::Shards(test), transform, rules, "test")?;
     let split = Split::new(train_images, test_images)?;
@@ -138,13 +122,21 @@ fn to_json(table: &[(String, Scores)], seconds: f64) -> serde_json::Value {
     })
 }
 
-/// Returns the paths of the shards of `set`, which are created if they do not exist.
-fn ensure_synth(data: &Path, set: &SynthSet) -> anyhow::Result<Vec<String>> {
-    let done_file = data.join(format!("{}.done", set.prefix));
-    let description = format!("{} images of {} px, seed {}", set.count, set.size_px, set.seed);
+/// Returns the paths of the shards of `count` images in the folder `prefix` of `data`, which are
+/// created if they do not exist.
+fn ensure_synth(
+    data: &Path,
+    prefix: &str,
+    count: u64,
+    seed: u64,
+    size_px: u32,
+) -> anyhow::Result<Vec<String>> {
+    let set = SynthSet { out: data.join(prefix), count, seed, size_px, prefix: prefix.into() };
+    let done_file = data.join(format!("{prefix}.done"));
+    let description = format!("{count} images of {size_px} px, seed {seed}");
     if !done_file.exists() {
         // Only unfinished shards of an earlier start of this verb are removed.
-        let begun_file = data.join(format!("{}.begun", set.prefix));
+        let begun_file = data.join(format!("{prefix}.begun"));
         if set.out.exists() {
             if !begun_file.exists() {
                 bail!(
@@ -156,7 +148,7 @@ fn ensure_synth(data: &Path, set: &SynthSet) -> anyhow::Result<Vec<String>> {
         }
         std::fs::create_dir_all(data)?;
         std::fs::write(&begun_file, &description)?;
-        synthesize(set, &StageBar::new())?;
+        synthesize(&set, &StageBar::new())?;
         std::fs::write(&done_file, &description)?;
         std::fs::remove_file(&begun_file)?;
     } else {
@@ -178,30 +170,21 @@ fn ensure_synth(data: &Path, set: &SynthSet) -> anyhow::Result<Vec<String>> {
 /// with a picture of nearest neighbors and the exported backbone.
 fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Vec<(String, Scores)>> {
     let open = EvaluatedNetwork::open(&args.workdir, &NetworkSettings::default(), device)?;
-    let protocols = ["knn", "linear-honest"]
-        .into_iter()
-        .map(Protocol::named)
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(anyhow::Error::msg)?;
+    let names = ["knn", "linear-honest"];
+    let protocols: Result<Vec<_>, String> = names.into_iter().map(Protocol::named).collect();
+    let protocols = protocols.map_err(anyhow::Error::msg)?;
     let scores = split.score(&open.network, &protocols, None, &NoProgress)?;
-    open.record(&args.workdir, &rows(&scores, split, &open.about(&args.workdir)))?;
+    open.record(&args.workdir, &rows(&scores, split, &open.info(&args.workdir)?))?;
     let backbone = Backbone::open(&args.workdir, &Hints::default())?;
-    let card = export::model_card(&args.workdir, &backbone)?;
+    let card = model_card(&args.workdir, &backbone)?;
     let file = args.workdir.join("backbone.safetensors");
     // A quickstart that is started again replaces the file.
-    export::write(&backbone, &card, &file, Format::Safetensors, Precision::F32, true)?;
-    draw_neighbors(args, split, &open.network)?;
+    backbone.export(&file, Format::Safetensors, Precision::F32, &card, true)?;
+    let (train, test) = split.features(&open.network, wanted(&[]), None, &NoProgress)?;
+    let picture = args.workdir.join("neighbors.png");
+    sheets::neighbor_sheet(&picture, (&split.train, &train), Some((&split.test, &test)))?;
     add_to_events(&args.workdir, "neighbors", open.step().unwrap_or_default());
-    let mut table = vec![(open.which.clone(), scores)];
-    let progress = StageBar::new();
-    table.extend(split.score_baselines(&open.network, &protocols, device, &progress)?);
+    let mut table = vec![(open.network_name.clone(), scores)];
+    table.extend(split.score_baselines(&open.network, &protocols, device, &StageBar::new())?);
     Ok(table)
-}
-
-/// Draws held-out images with their nearest neighbors.
-fn draw_neighbors(args: &Args, split: &Split, network: &Network) -> anyhow::Result<()> {
-    let (train, test) = split.features(network, wanted(&[]), None, &NoProgress)?;
-    let path = args.workdir.join("neighbors.png");
-    sheets::neighbor_sheet(&path, (&split.train, &train), Some((&split.test, &test)))?;
-    Ok(())
 }

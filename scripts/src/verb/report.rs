@@ -13,7 +13,7 @@ use pipeline::{Dataset, NoProgress, Storage};
 use prep::open::open_dataset;
 use report::{Gallery, GalleryOptions, Report, Run, is_page, write_page};
 use serde_json::json;
-use session::open_local;
+use session::{EvaluatedNetwork, open_local};
 
 use crate::cluster::compute::DeviceFlag;
 use crate::console::say;
@@ -158,7 +158,7 @@ fn create_gallery(
     device: &Device,
     sheet: Option<&Path>,
 ) -> anyhow::Result<Gallery> {
-    let open = args.network.open(&run.workdir, device)?;
+    let open = EvaluatedNetwork::open(&run.workdir, &args.network.settings(), device)?;
     let name = set_name(specs);
     let n = args.candidates.max(args.n_images as u64);
     let images = ImageSet::open_some(Source::Shards(dataset), open.transform, open.rules, name, n)?;
@@ -168,11 +168,12 @@ fn create_gallery(
     let options = GalleryOptions { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
     say(format!("{}: drawing pictures of {} images from {}", run.name(), images.len(), images.name));
     let table = features(None, &open.network, &images, wanted(&[]), &NoProgress)?;
+    let step = open.step().unwrap_or_default();
     if let Some(workdir) = sheet {
-        pictures::neighbors(workdir, &images, &table, open.step().unwrap_or_default());
+        pictures::neighbors(workdir, &images, &table, step);
     }
     let mut gallery = Gallery::new(&open.network, &images, table, options)?;
-    let step = open.step().unwrap_or_default();
-    gallery.network_description = format!("the {} at step {step}, with {}", open.which, open.transform);
+    gallery.network_description =
+        format!("the {} at step {step}, with {}", open.network_name, open.transform);
     Ok(gallery)
 }

@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             match tracker.send(workdir) {
                 Ok(delivery) => {
                     print_news(args, &delivery);
-                    is_idle &= delivery.has_ended && !delivery.has_news;
+                    is_idle &= delivery.has_ended && !delivery.sent_anything;
                 }
                 // The run may continue, and is followed further.
                 Err(error) if args.follow => {
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
 /// Prints what was sent of a run; of one that is followed, only at its end.
 fn print_news(args: &Args, delivery: &Delivery) {
-    if delivery.has_news && (delivery.has_ended || !args.follow) {
+    if delivery.sent_anything && (delivery.has_ended || !args.follow) {
         out!("{}: {} values sent, {}", delivery.name, delivery.n_values, delivery.state);
     }
 }

@@ -175,8 +175,8 @@ impl Exchange for ConvnextConfig {
                 let maps = convolution(graph, &format!("{name}.1"), &h, [2; 2])?;
                 x = channels_last(graph, &maps);
             }
-            for number in 0..depth {
-                x = block(graph, &format!("stages.{stage}.blocks.{number}"), &x, self.stage_width(stage))?;
+            for index in 0..depth {
+                x = block(graph, &format!("stages.{stage}.blocks.{index}"), &x, self.stage_width(stage))?;
             }
         }
         let maps = channels_first(graph, &x);
@@ -363,7 +363,7 @@ impl<'a> Location<'a> {
     }
 }
 
-/// Returns the element of `names` for the layer `part` of a block: `names` are those of a library,
+/// Returns the element of `names` for the layer `part` of a block: `names` are a library's names,
 /// in the order of the layers.
 fn block_layer(part: &str, names: [&'static str; 4]) -> &'static str {
     match part {

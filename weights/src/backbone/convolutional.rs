@@ -47,8 +47,8 @@ pub(super) fn branch(
     stride: usize,
 ) -> Result<Value, String> {
     let mut h = x.clone();
-    for (number, layer) in layers.iter().enumerate() {
-        if number > 0 {
+    for (index, layer) in layers.iter().enumerate() {
+        if index > 0 {
             h = graph.node("Relu", &[&h], &[]);
         }
         if let Some(name) = layer.excitation {

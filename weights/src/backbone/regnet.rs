@@ -110,9 +110,9 @@ impl Exchange for RegnetConfig {
     fn build_graph(&self, graph: &mut Graph<'_>, _: usize) -> Result<GraphOutputs, String> {
         let mut x = stem(graph, "stem.0", "stem.1", 3, 2)?;
         let stages = self.stages();
-        for (number, stage) in stages.iter().enumerate() {
+        for (index, stage) in stages.iter().enumerate() {
             for branch_number in 0..stage.depth {
-                let name = format!("trunk_output.block{0}.block{0}-{branch_number}", number + 1);
+                let name = format!("trunk_output.block{0}.block{0}-{branch_number}", index + 1);
                 let stride = if branch_number == 0 { 2 } else { 1 };
                 let excitation = format!("{name}.f.se");
                 let layers = [

@@ -114,9 +114,9 @@ impl Exchange for ResnetConfig {
         }
         let (depths, is_bottleneck) = self.stages();
         for (stage, depth) in depths.into_iter().enumerate() {
-            for number in 0..depth {
-                let name = format!("layer{}.{number}", stage + 1);
-                let stride = if stage > 0 && number == 0 { 2 } else { 1 };
+            for index in 0..depth {
+                let name = format!("layer{}.{index}", stage + 1);
+                let stride = if stage > 0 && index == 0 { 2 } else { 1 };
                 let kernels_and_strides =
                     if is_bottleneck { vec![(1, 1), (3, stride), (1, 1)] } else { vec![(3, stride), (3, 1)] };
                 let mut layers = Vec::with_capacity(kernels_and_strides.len());
@@ -201,7 +201,7 @@ fn config_from_shapes(
     }
 }
 
-/// Checks that the first branch is that of a ResNet whose stem has `width` channels: ResNeXts and
+/// Checks that the first branch belongs to a ResNet whose stem has `width` channels: ResNeXts and
 /// Wide ResNets have the same names.
 fn check_branches(
     tensors: &BackboneTensors,

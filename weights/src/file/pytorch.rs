@@ -103,8 +103,8 @@ fn is_end_record(bytes: &[u8]) -> bool {
 /// negated or conjugate. The metadata of a tensor states this by a key whose value is true.
 fn unresolved_view(path: &Path) -> std::io::Result<Option<&'static str>> {
     let Ok(mut archive) = zip::ZipArchive::new(std::fs::File::open(path)?) else { return Ok(None) };
-    for number in 0..archive.len() {
-        let Ok(mut member) = archive.by_index(number) else { continue };
+    for index in 0..archive.len() {
+        let Ok(mut member) = archive.by_index(index) else { continue };
         if !member.name().is_ok_and(|name| name.ends_with("data.pkl")) {
             continue;
         }
@@ -160,8 +160,8 @@ pub(crate) fn encode(arrays: &Arrays, precision: Precision) -> std::io::Result<V
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     add_member(&mut zip, "data.pkl", &pickle(arrays, precision))?;
     add_member(&mut zip, "byteorder", b"little")?;
-    for (number, array) in arrays.values().enumerate() {
-        add_member(&mut zip, &format!("data/{number}"), &to_bytes(&array.values, precision))?;
+    for (index, array) in arrays.values().enumerate() {
+        add_member(&mut zip, &format!("data/{index}"), &to_bytes(&array.values, precision))?;
     }
     add_member(&mut zip, "version", b"3\n")?;
     Ok(zip.finish()?.into_inner())
@@ -184,7 +184,7 @@ fn pickle(arrays: &Arrays, precision: Precision) -> Vec<u8> {
         Precision::Bf16 => "BFloat16Storage",
     };
     let mut out = vec![0x80, 2, b'}', b'('];
-    for (number, (name, array)) in arrays.iter().enumerate() {
+    for (index, (name, array)) in arrays.iter().enumerate() {
         push_text(&mut out, name);
         push_global(&mut out, "torch._utils", "_rebuild_tensor_v2");
         out.push(b'(');
@@ -192,7 +192,7 @@ fn pickle(arrays: &Arrays, precision: Precision) -> Vec<u8> {
         out.push(b'(');
         push_text(&mut out, "storage");
         push_global(&mut out, "torch", storage);
-        push_text(&mut out, &number.to_string());
+        push_text(&mut out, &index.to_string());
         push_text(&mut out, "cpu");
         push_integer(&mut out, array.values.len());
         out.extend([b't', b'Q']);

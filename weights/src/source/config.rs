@@ -53,7 +53,7 @@ fn transformers_preprocessing(
     let crop_ratio = config["crop_pct"].as_f64().filter(|ratio| (0.1..=1.0).contains(ratio));
     let (resize_px, size_px) = match crop_ratio {
         _ if is_cropped => (stated_px, side_px(&config["crop_size"]).unwrap_or(stated_px)),
-        // ConvNeXT's processor: for images that it crops, the stated size is that of the crop.
+        // ConvNeXT's processor: for images that it crops, the stated size is the crop's.
         Some(ratio) if stated_px < UNCROPPED_PX => ((f64::from(stated_px) / ratio).floor() as u32, stated_px),
         _ => (stated_px, stated_px),
     };

@@ -1,4 +1,4 @@
-//! Conversion of the parameter names of training programs to those of the network's library.
+//! Conversion of the parameter names of training programs to the names of the network's library.
 //!
 //! ```text
 //! wrapped         blocks.0._orig_mod.attn.qkv.weight           blocks.0.attn.qkv.weight

@@ -1,4 +1,4 @@
-//! Files of weights on a disk: tensors by name, and the configurations in the same folder.
+//! Weights files on a disk: tensors by name, and the configurations in the same folder.
 
 mod backbone_tensors;
 pub(crate) mod config;

@@ -12,7 +12,7 @@ use crate::error::WeightsError;
 use crate::file::{Arrays, pytorch, safetensors};
 use crate::onnx;
 
-/// Files of weights that a folder may contain; the first that exists is read.
+/// Weights files that a folder may contain; the first that exists is read.
 pub(crate) const WEIGHT_FILES: [&str; 3] =
     ["model.safetensors.index.json", "model.safetensors", "pytorch_model.bin"];
 
@@ -35,7 +35,7 @@ pub(crate) struct Source {
     pub(crate) is_graph: bool,
 }
 
-/// Returns `true` if `path` is a file of weights or a folder that another library has written; a
+/// Returns `true` if `path` is a weights file or a folder that another library has written; a
 /// checkpoint is neither.
 pub fn is_weights(path: &Path) -> bool {
     if path.is_dir() {
@@ -55,8 +55,8 @@ impl Source {
         } else {
             path.to_path_buf()
         };
-        // The path may be that of a file in such a folder. The configurations of the folder are
-        // used if libraries give files this name.
+        // The path may name a file in such a folder. The configurations of the folder are used if
+        // libraries give files this name.
         let has_known_name =
             file.file_name().is_some_and(|name| WEIGHT_FILES.iter().any(|known| name == *known));
         let folder = file.parent().filter(|_| has_known_name);
@@ -77,7 +77,7 @@ impl Source {
     }
 }
 
-/// Kind of a file of weights.
+/// Kind of a weights file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Safetensors,

@@ -26,7 +26,7 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         n_params as f64 / 1e6,
         export.model.width(),
         card.version,
-        export.which,
+        export.network_name,
         export.precision.name(),
     );
     if let Some(data) = &card.data {

@@ -13,7 +13,7 @@ pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
         (MODEL.into(), serde_json::to_string(export.model).unwrap_or_default()),
         (PREPROCESSING.into(), serde_json::to_string(&export.preprocessing).unwrap_or_default()),
         (NORMALIZATION.into(), serde_json::to_string(normalization).unwrap_or_default()),
-        (NETWORK.into(), export.which.into()),
+        (NETWORK.into(), export.network_name.into()),
         (POOLING.into(), exchange_of(export.model).pooling().into()),
         ("format".into(), "pt".into()),
     ])

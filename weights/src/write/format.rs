@@ -110,7 +110,7 @@ impl FromStr for Format {
     }
 }
 
-/// Returns `true` if `extension` is that of a file: `vits16.v2` is a folder.
+/// Returns `true` if `extension` is the extension of a file: `vits16.v2` is a folder.
 fn is_foreign(extension: Option<&str>) -> bool {
     matches!(extension, Some("safetensors" | "pth" | "pt" | "bin" | "onnx" | "npy" | "parquet" | "json"))
 }

@@ -46,7 +46,7 @@ pub fn read(path: &Path) -> Result<FeatureFile, EvalError> {
             format!("it has {} rows, but the list of images beside it has {}", table.len(), images.len());
         return Err(EvalError::read(path, reason));
     }
-    // Files of other programs and of older releases have no checksum.
+    // Files of other programs and of earlier versions have no checksum.
     if let Some(stated) = about.as_object_mut().and_then(|about| about.remove(CHECKSUM))
         && stated != checksum(table.rows(), table.columns.width(), images.as_deref().unwrap_or_default())
     {

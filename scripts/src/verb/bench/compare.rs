@@ -1,4 +1,4 @@
-//! Comparison of figures with those of an earlier run.
+//! Comparison of figures with the figures of an earlier run.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ impl CompareFlag {
     }
 }
 
-/// Prints how `figures` compare with those of an earlier run, if there are any, and `figures` as a
+/// Prints how `figures` compare with `before`, the figures of an earlier run, and `figures` as a
 /// line of JSON if requested.
 pub(super) fn print_figures(before: Option<&Value>, figures: &Value, json: bool) {
     if let Some(before) = before {

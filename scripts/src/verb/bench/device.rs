@@ -5,8 +5,7 @@ use std::process::ExitCode;
 use serde_json::{Map, Value, json};
 use trainer::bench::compare::{MAX_VARIATIONS, compare};
 
-use crate::cluster::compute;
-use crate::cluster::compute::{DeviceFlag, print_products};
+use crate::cluster::compute::{self, DeviceFlag};
 use crate::console::say;
 use crate::exit::CHECK_FAILED;
 use crate::recipes;
@@ -38,7 +37,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut plan = trainer::resolve(recipe, 1 << 20)?;
     let device = args.device.open()?;
     session::check_types(&plan, &device)?;
-    compute::choose_kernels(&mut plan, &device)?;
+    plan.choose_kernels(&device.device)?;
+    compute::print_notices();
     let arithmetic = plan.recipe.optim.precision.compute;
     let comparison = compare(&plan, &device.device, args.steps)?;
     out!("{}, batch {}: {} versus the CPU", args.recipe, plan.recipe.optim.batch_size, device.name);
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
     }
     compute::print_notices();
-    let n_wrong_products = print_products(&plan.kernels);
+    let n_wrong_products = compute::print_products(&plan.kernels);
     if args.json {
         let differences = Value::Object(differences);
         out!("{}", json!({ "device": device.name, "differences": differences, "losses": comparison.steps }));

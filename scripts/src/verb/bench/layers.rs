@@ -11,8 +11,7 @@ use trainer::bench::layers::{Layer, measure};
 use trainer::bench::operations::OPERATIONS;
 use trainer::step::precision::Arithmetic;
 
-use crate::cluster::compute;
-use crate::cluster::compute::DeviceFlag;
+use crate::cluster::compute::{self, DeviceFlag};
 use crate::console::say;
 use crate::exit::CHECK_FAILED;
 
@@ -47,16 +46,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "largest errors of results and of gradients at inputs, weights and biases, versus f64 sums, in \
          root mean squares"
     );
-    out!(
-        "{:<5} {:>7} {:>16}  {:>9} {:>8}  {:>9} {:>8}  errors",
-        "layer",
-        "tokens",
-        "weight",
-        "forward",
-        "TFLOP/s",
-        "and back",
-        "TFLOP/s"
-    );
+    out!("layer  tokens           weight    forward  TFLOP/s   and back  TFLOP/s  errors");
     let mut rows = Vec::new();
     let mut n_wrong = 0;
     for tokens in &args.tokens {

@@ -117,18 +117,8 @@ fn print_heading(args: &Args, plan: &Plan, world_size: usize) {
         args.repeats
     );
     out!(
-        "{:<22} {:>9} {:>8} {:>9} {:>8} {:>9} {:>8} {:>6} {:>6} {:>9} {:>10}",
-        "MB of a rank",
-        "state",
-        "plan",
-        "peak",
-        "plan",
-        "received",
-        "plan",
-        "calls",
-        "wait",
-        "step",
-        "loss"
+        "MB of a rank               state     plan      peak     plan  received     plan  calls   wait      \
+         step       loss"
     );
 }
 

@@ -9,8 +9,7 @@ use trainer::bench::memory_gauge::{DevicePool, MemoryGauge};
 use trainer::bench::step::{matrix_peak, steps};
 
 use super::compare::{CompareFlag, print_figures};
-use crate::cluster::compute;
-use crate::cluster::compute::DeviceFlag;
+use crate::cluster::compute::{self, DeviceFlag};
 use crate::memory::MEMORY;
 use crate::recipes;
 
@@ -62,7 +61,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         recipe.run.workers = workers;
     }
     let mut plan = session::plan_alone(recipe, &device)?;
-    compute::choose_kernels(&mut plan, &device)?;
+    plan.choose_kernels(&device.device)?;
+    compute::print_notices();
     let mut figures =
         if args.backbone { backbone(args, &plan, &device)? } else { step(args, &plan, &device)? };
     compute::print_notices();

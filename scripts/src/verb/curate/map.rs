@@ -98,11 +98,11 @@ fn draw_cluster(
     kept: Option<&[bool]>,
     cluster: MappedCluster,
 ) -> anyhow::Result<DrawnCluster> {
-    let MappedCluster { number, n_images, n_kept, classes, rows } = cluster;
+    let MappedCluster { index, n_images, n_kept, classes, rows } = cluster;
     let mut tiles = Vec::with_capacity(rows.len());
     for row in rows {
         let Some(pixels) = input.picture(row) else { continue };
         tiles.push(MapTile::new(pixels, input.caption(row), kept.map(|kept| kept[row]))?);
     }
-    Ok(DrawnCluster { number, n_images, n_kept, classes, tiles })
+    Ok(DrawnCluster { index, n_images, n_kept, classes, tiles })
 }

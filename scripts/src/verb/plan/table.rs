@@ -7,19 +7,7 @@ use super::units::{GB, HOUR_S};
 
 /// Prints the table, and the meaning of its columns.
 pub(super) fn print(model: &ModelCost, lines: &[CandidateEstimate], details: bool) {
-    out!(
-        "{:>5} {:<5} {:>6} {:>4} {:>7} {:>8} {:>7} {:>8} {:>7} {:>7}",
-        "ranks",
-        "mode",
-        "images",
-        "keep",
-        "peak GB",
-        "moved GB",
-        "step s",
-        "images/s",
-        "hours",
-        "rank-h"
-    );
+    out!("ranks mode  images keep peak GB moved GB  step s images/s   hours  rank-h");
     lines.iter().for_each(|line| print_line(model, line));
     out!("");
     out!("mode      none: each rank holds all weights; grad: gradients and moments are");
@@ -34,20 +22,7 @@ pub(super) fn print(model: &ModelCost, lines: &[CandidateEstimate], details: boo
         return;
     }
     out!("");
-    out!(
-        "{:>5} {:<5} {:>5} {:>7} {:>7} {:>7} {:>7} {:>7} {:>8} {:>7} {:>7}",
-        "ranks",
-        "mode",
-        "group",
-        "state",
-        "grads",
-        "gather",
-        "graphs",
-        "copy",
-        "compute",
-        "moving",
-        "waiting"
-    );
+    out!("ranks mode  group   state   grads  gather  graphs    copy  compute  moving waiting");
     lines.iter().for_each(print_details);
     out!("");
     out!("state     GB for all networks' weights and moments; grads: for gradients;");

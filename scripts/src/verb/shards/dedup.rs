@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use augment::Rgb8;
 use pipeline::Storage;
-use prep::dedup::{Copies, CopyRules, find_copies};
+use prep::dedup::{Copies, CopyRules, MOST_DISTANCE, find_copies};
 use report::picture::sheets;
 use serde_json::json;
 
@@ -34,7 +34,8 @@ pub(crate) struct Args {
     against: Vec<String>,
     /// Maximum number of bits, out of 64, in which the hashes of near copies differ; 0 finds only
     /// exact copies.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=10))]
+    #[arg(long, default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(0..=i64::from(MOST_DISTANCE)))]
     max_distance: u32,
     /// Also write the shards without the copies, under the same names.
     #[arg(long)]
@@ -51,13 +52,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let n_exact = copies.n_exact();
     let n_near = copies.n_near();
     out!("{n_samples} samples: {n_exact} exact and {n_near} near copies");
-    out!("report: {}", copies.list().display());
+    out!("report: {}", copies.list_path().display());
     let picture = args.flags.out.join("copies.png");
     if draw_groups(&picture, &copies)? {
         out!("groups: {} (the kept image is framed in green)", picture.display());
     }
     if args.remove {
-        let totals = copies.remove(storage, &StageBar::new())?;
+        let totals = copies.remove(&StageBar::new())?;
         print_totals(&totals, false);
     }
     if args.flags.json {
@@ -73,7 +74,7 @@ fn draw_groups(path: &Path, copies: &Copies) -> anyhow::Result<bool> {
     let mut rows: Vec<Vec<(String, Rgb8)>> = Vec::new();
     for group in groups.iter().take(MAX_SHOWN_GROUPS) {
         let shown = group.iter().take(1 + MAX_SHOWN_COPIES);
-        let row: Vec<(String, Rgb8)> = shown.filter_map(|number| copies.keyed_image(*number)).collect();
+        let row: Vec<(String, Rgb8)> = shown.filter_map(|index| copies.keyed_image(*index)).collect();
         if row.len() > 1 {
             rows.push(row);
         }

@@ -119,22 +119,17 @@ pub(crate) fn run(args: &Args, columns: &ColumnNames) -> anyhow::Result<ExitCode
 fn run_files(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
     let packed = pack(job, &StageBar::new())?;
     if packed.n_samples == 0 {
-        print_first_failure(&packed);
+        if let Some((_, n)) = &packed.failures
+            && let Some(first) = &packed.first_failure
+        {
+            say(format!("first of {n} failed images: {first}"));
+        }
         if !matches!(job.work, Work::Part(_)) {
             return Err(no_images(job).into());
         }
     }
     print_packed(args, &packed);
     Ok(ExitCode::SUCCESS)
-}
-
-/// Prints why the first image could not be packed.
-fn print_first_failure(packed: &Packed) {
-    if let Some((_, n)) = &packed.failures
-        && let Some(first) = &packed.first_failure
-    {
-        say(format!("first of {n} failed images: {first}"));
-    }
 }
 
 fn print_packed(args: &Args, packed: &Packed) {

@@ -6,8 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::bail;
-use augment::DecodeRules;
-use augment::Transform;
+use augment::{DecodeRules, Transform};
 use eval::image_sets::set_name;
 use eval::{ImageSet, Source};
 use pipeline::Storage;

@@ -10,6 +10,7 @@ use prep::bits::BitsUsed;
 use prep::parts::ReadJob;
 use prep::stats::{Stats, quantiles, stats};
 use report::picture::histogram::draw_histograms;
+use session::check_pixel_values;
 
 use crate::network_flags::{ValueFlags, depth};
 use crate::parts::{PartFlags, result_of_all};
@@ -59,9 +60,10 @@ impl FormatFlags {
     fn rules(&self) -> anyhow::Result<DecodeRules> {
         let format = PixelFormat { n_channels: self.channels, depth: self.depth };
         format.validate().map_err(|reason| anyhow::anyhow!("--channels: {reason}"))?;
-        self.values.check(format)?;
+        let bits_used = self.values.bits_used;
         let no_data = self.values.no_data(Fill::default());
-        Ok(DecodeRules { format, bits_used: self.values.bits_used, no_data, ..DecodeRules::default() })
+        check_pixel_values(format, bits_used, no_data)?;
+        Ok(DecodeRules { format, bits_used, no_data, ..DecodeRules::default() })
     }
 }
 

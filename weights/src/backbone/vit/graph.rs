@@ -11,8 +11,8 @@ use crate::onnx::{Graph, PIXELS, Setting, Value};
 pub(super) fn build(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<GraphOutputs, String> {
     let mut x = embed(graph, config, px)?;
     let rotation = rotation(graph, config, px);
-    for number in 0..config.depth {
-        let block = format!("blocks.{number}");
+    for index in 0..config.depth {
+        let block = format!("blocks.{index}");
         let h = norm(graph, &format!("{block}.norm1"), &x, config.norm_epsilon)?;
         let h = attention(graph, &block, &h, config, rotation.as_ref())?;
         x = residual(graph, &format!("{block}.ls1"), &x, &h, config)?;
@@ -176,8 +176,8 @@ fn attention(
     let qkv = graph.node("Reshape", &[&qkv, &split_shape], &[]);
     // [3, B, H, N, d]
     let qkv = graph.node("Transpose", &[&qkv], &[Setting::Ints("perm", &[2, 0, 3, 1, 4])]);
-    let [mut q, mut k, v] = [0, 1, 2].map(|number| {
-        let index = graph.index(number);
+    let [mut q, mut k, v] = [0, 1, 2].map(|part| {
+        let index = graph.index(part);
         graph.node("Gather", &[&qkv, &index], &[Setting::Int("axis", 0)])
     });
     if let Some(rotation) = rotation {

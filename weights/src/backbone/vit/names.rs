@@ -29,7 +29,7 @@ pub(super) struct Names {
     joins_by_underscore: bool,
     /// The two layers of a gated MLP's hidden layer, if the library stores them apart.
     gates: &'static [&'static str],
-    /// Biases of queries, keys and values, if their names are not those of the layers.
+    /// Biases of queries, keys and values, if they are not named like the layers.
     qkv_biases: &'static [&'static str],
 }
 

@@ -9,14 +9,15 @@ use crate::library::Library;
 /// Returns Python code that builds the network with the code of `library`.
 pub(super) fn network(config: &VitConfig, library: Library) -> Option<PythonNetwork> {
     match library {
-        Library::Torchvision => Some(in_torchvision(config)),
-        Library::Dinov2 => Some(in_dinov2(config)),
-        Library::Dinov3 => Some(in_dinov3(config)),
+        Library::Torchvision => Some(torchvision_code(config)),
+        Library::Dinov2 => Some(dinov2_code(config)),
+        Library::Dinov3 => Some(dinov3_code(config)),
         _ => None,
     }
 }
 
-fn in_torchvision(config: &VitConfig) -> PythonNetwork {
+/// Returns Python code that builds the network with torchvision's own class.
+fn torchvision_code(config: &VitConfig) -> PythonNetwork {
     PythonNetwork {
         imports: "from torchvision.models import VisionTransformer\n",
         expression: format!(
@@ -33,7 +34,8 @@ fn in_torchvision(config: &VitConfig) -> PythonNetwork {
     }
 }
 
-fn in_dinov2(config: &VitConfig) -> PythonNetwork {
+/// Returns Python code that builds the network with DINOv2's own classes.
+fn dinov2_code(config: &VitConfig) -> PythonNetwork {
     let is_gated = config.mlp == MlpKind::Swiglu;
     PythonNetwork {
         imports: "from dinov2.models.vision_transformer import DinoVisionTransformer\n",
@@ -50,7 +52,8 @@ fn in_dinov2(config: &VitConfig) -> PythonNetwork {
     }
 }
 
-fn in_dinov3(config: &VitConfig) -> PythonNetwork {
+/// Returns Python code that builds the network with DINOv3's own classes.
+fn dinov3_code(config: &VitConfig) -> PythonNetwork {
     let is_gated = config.mlp == MlpKind::Swiglu;
     PythonNetwork {
         imports: "from dinov3.models.vision_transformer import DinoVisionTransformer\n",

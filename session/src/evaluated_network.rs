@@ -1,4 +1,4 @@
-//! Networks that are opened to be evaluated, from a run, a checkpoint or a file of weights, and the
+//! Networks that are opened to be evaluated, from a run, a checkpoint or a weights file, and the
 //! record of their scores.
 
 use std::path::Path;
@@ -17,15 +17,15 @@ use crate::error::SessionError;
 use crate::machine;
 use crate::network::Backbone;
 
-/// Choice of a network and of the preprocessing of its images. What is not set is that of the run
-/// or of the weights.
+/// Choice of a network and of the preprocessing of its images. Unset fields take the value of the
+/// run or of the weights file.
 #[derive(Debug, Clone, Default)]
 pub struct NetworkSettings {
-    /// Name of the network in a run, and facts that a file of weights may not state.
+    /// Name of the network in a run, and facts that a weights file may not state.
     pub hints: Hints,
-    /// Number of bits that 16-bit images use, for a file of weights.
+    /// Number of bits that 16-bit images use; only for weights files.
     pub bits_used: Option<u8>,
-    /// Pixels without data, for a file of weights.
+    /// Pixels without data; only for weights files.
     pub no_data: Option<NoData>,
     /// Side of the square images, in pixels.
     pub image_px: Option<u32>,
@@ -54,15 +54,15 @@ impl NetworkSettings {
         Ok(backbone)
     }
 
-    /// Returns the transform for a network whose weights state `usual`.
-    fn transform(&self, usual: Transform, stride_px: usize) -> Result<Transform, SessionError> {
-        let size_px = self.image_px.unwrap_or(usual.size_px);
+    /// Returns the transform for a network that was trained with `trained`.
+    fn transform(&self, trained: Transform, stride_px: usize) -> Result<Transform, SessionError> {
+        let size_px = self.image_px.unwrap_or(trained.size_px);
         if size_px == 0 || !(size_px as usize).is_multiple_of(stride_px) {
             return Err(EvalError::ImageSize { image_px: size_px as usize, stride_px }.into());
         }
         let transform = match (self.resize_px, self.image_px) {
             (Some(resize_px), _) => Transform::with_resize(resize_px, size_px),
-            (None, None) => Ok(Transform { resize_px: usual.resize_px.max(size_px), size_px }),
+            (None, None) => Ok(Transform { resize_px: trained.resize_px.max(size_px), size_px }),
             (None, Some(_)) => Ok(Transform::new(size_px)),
         };
         let transform = transform.map_err(|reason| SessionError::Transform { reason })?;
@@ -71,7 +71,7 @@ impl NetworkSettings {
     }
 }
 
-/// Checks that settings of the values of pixels apply to images of `format`.
+/// Checks that pixel-value settings apply to images of `format`.
 ///
 /// # Errors
 /// [`SessionError::NoDataFormat`] and [`SessionError::FloatBits`].
@@ -94,15 +94,15 @@ pub struct EvaluatedNetwork {
     /// The network.
     pub network: Network,
     /// Name of the network within its run, or `weights`.
-    pub which: String,
+    pub network_name: String,
     /// Transform of its images.
     pub transform: Transform,
     /// Rules for decoding its images.
     pub rules: DecodeRules,
-    /// Manifest of the checkpoint; a file of weights has none.
+    /// Manifest of the checkpoint; a weights file has none.
     pub manifest: Option<Manifest>,
-    /// Side of the square images that the network was trained for, or is evaluated on.
-    usual_px: u32,
+    /// Side of the square images that the network was trained for.
+    trained_px: u32,
 }
 
 impl EvaluatedNetwork {
@@ -114,15 +114,15 @@ impl EvaluatedNetwork {
     pub fn open(path: &Path, settings: &NetworkSettings, device: &Device) -> Result<Self, SessionError> {
         let backbone = settings.open_backbone(path)?;
         let network = backbone.network(0, device)?;
-        let usual = backbone.preprocessing.transform;
-        let transform = settings.transform(usual, network.model.stride_px())?;
+        let trained = backbone.preprocessing.transform;
+        let transform = settings.transform(trained, network.model.stride_px())?;
         check_memory(&network, device, transform.size_px)?;
         let rules = backbone.rules();
-        let Backbone { which, manifest, .. } = backbone;
-        Ok(Self { network, which, transform, rules, manifest, usual_px: usual.size_px })
+        let Backbone { network_name, manifest, .. } = backbone;
+        Ok(Self { network, network_name, transform, rules, manifest, trained_px: trained.size_px })
     }
 
-    /// Returns the number of steps before the checkpoint.
+    /// Returns the step of the checkpoint; `None` for a weights file.
     pub fn step(&self) -> Option<u64> {
         self.manifest.as_ref().map(|run| run.step)
     }
@@ -141,17 +141,20 @@ impl EvaluatedNetwork {
     /// Returns warnings about settings that do not fit the weights, a sentence each.
     pub fn warnings(&self) -> Vec<String> {
         let size_px = self.transform.size_px;
-        let usual_px = self.usual_px;
-        if size_px == usual_px {
+        let trained_px = self.trained_px;
+        if size_px == trained_px {
             return Vec::new();
         }
-        vec![format!("the network expects {usual_px} px images but gets {size_px} px")]
+        vec![format!("the network expects {trained_px} px images but gets {size_px} px")]
     }
 
     /// Returns the metadata that accompanies every result; the network comes from `checkpoint`.
-    pub fn about(&self, checkpoint: &Path) -> NetworkInfo {
+    ///
+    /// # Errors
+    /// [`SessionError::Unserializable`].
+    pub fn info(&self, checkpoint: &Path) -> Result<NetworkInfo, SessionError> {
         let origin = Origin {
-            which: &self.which,
+            network_name: &self.network_name,
             step: self.step(),
             recipe: self.manifest.as_ref().map(|run| run.plan.recipe.name.as_str()),
             transform: self.transform,
@@ -160,15 +163,15 @@ impl EvaluatedNetwork {
         origin.describe(&self.network)
     }
 
-    /// Returns the numbers of `rows` by name, as scalars that differ from those of the probe within
-    /// the run.
+    /// Returns the scores under their TensorBoard names, which differ from those of the probe
+    /// during training.
     pub(crate) fn scalars(&self, rows: &[EvaluationRow]) -> Vec<(String, f64)> {
-        let evaluated = self.manifest.as_ref().and_then(|manifest| manifest.plan.evaluated().ok());
-        let evaluated = evaluated.unwrap_or(&self.which);
+        let default_network = self.manifest.as_ref().and_then(|manifest| manifest.plan.evaluated().ok());
+        let default_network = default_network.unwrap_or(&self.network_name);
         let mut scalars = Vec::new();
         for row in rows {
             if let Some(value) = row.number.value() {
-                scalars.push((row.score_name(evaluated), value));
+                scalars.push((row.score_name(default_network), value));
             }
         }
         scalars
@@ -205,8 +208,8 @@ pub fn find_workdir(checkpoint: &Path) -> Option<&Path> {
     checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
 }
 
-/// Checks that this machine's memory holds the activations of one image of `size_px`, if `network`
-/// is in that memory.
+/// Checks that this machine's memory holds the activations of one image of `size_px` in `network`,
+/// if it runs on the CPU.
 fn check_memory(network: &Network, device: &Device, size_px: u32) -> Result<(), SessionError> {
     let needed_bytes = network.image_bytes(size_px as usize);
     match machine::available_bytes() {
@@ -220,7 +223,7 @@ fn check_memory(network: &Network, device: &Device, size_px: u32) -> Result<(), 
 /// Origin and preprocessing of a scored network.
 pub(crate) struct Origin<'a> {
     /// Name of the network within its run.
-    pub(crate) which: &'a str,
+    pub(crate) network_name: &'a str,
     /// Number of steps that it has taken.
     pub(crate) step: Option<u64>,
     /// Name of the recipe of its run.
@@ -232,28 +235,31 @@ pub(crate) struct Origin<'a> {
 
 impl Origin<'_> {
     /// Returns the metadata of the scores of `network`.
-    pub(crate) fn describe(&self, network: &Network) -> NetworkInfo {
+    ///
+    /// # Errors
+    /// [`SessionError::Unserializable`].
+    pub(crate) fn describe(&self, network: &Network) -> Result<NetworkInfo, SessionError> {
         let more = [
             ("checkpoint", json!(self.checkpoint)),
             ("recipe", json!(self.recipe)),
             ("weights", json!(format!("{:016x}", network.fingerprint()))),
-            ("model", from_text(serde_json::to_string(&network.model))),
-            ("normalization", from_text(serde_json::to_string(&network.pixels.normalization))),
+            ("model", from_text(serde_json::to_string(&network.model))?),
+            ("normalization", from_text(serde_json::to_string(&network.pixels.normalization))?),
         ];
         let format = network.pixels.format();
         let format = (!format.is_rgb8()).then(|| ("pixels", json!(format.to_string())));
-        NetworkInfo {
+        Ok(NetworkInfo {
             step: self.step,
-            network: self.which.to_string(),
+            network: self.network_name.to_string(),
             transform: Some(self.transform),
             transform_in_words: Some(self.transform.to_string()),
             more: more.into_iter().chain(format).map(|(key, value)| (key.to_string(), value)).collect(),
-        }
+        })
     }
 }
 
 /// Parses a value that was written as JSON: an f32 that is converted to f64 without text in between
 /// gains digits.
-fn from_text(text: serde_json::Result<String>) -> Value {
-    serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
+fn from_text(text: serde_json::Result<String>) -> Result<Value, SessionError> {
+    text.and_then(|text| serde_json::from_str(&text)).map_err(SessionError::Unserializable)
 }

@@ -1,4 +1,4 @@
-//! Scores of predictions: accuracies, intervals and confusion matrices.
+//! Statistics of predictions: accuracies, intervals and confusion matrices.
 
 pub(crate) mod bootstrap;
 pub(crate) mod outcome;
