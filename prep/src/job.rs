@@ -24,8 +24,8 @@ impl Job {
     /// # Errors
     /// [`PrepError::Io`], or [`PrepError::Json`] if the description is damaged.
     pub(crate) fn read(mark: &Path) -> Result<Option<Self>, PrepError> {
-        match fs::read_to_string(mark) {
-            Ok(text) => serde_json::from_str(&text).map(Some).map_err(|error| PrepError::json(mark, error)),
+        match fs::read(mark) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| PrepError::json(mark, error)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(PrepError::io("read", mark, error)),
         }

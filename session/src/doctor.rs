@@ -34,27 +34,25 @@ impl Finding {
     }
 }
 
-/// Examines this machine, and the speed of the disk of `folder`. `library_path` lists the folders
-/// of the loader's environment (`LD_LIBRARY_PATH`), with a colon between two.
-pub fn examine(folder: &Path, library_path: &str) -> Vec<Finding> {
+/// Examines this machine, and the speed of the disk of `folder`; reports each finding as soon as it
+/// is known. `library_path` lists the folders of the loader's environment (`LD_LIBRARY_PATH`), with
+/// a colon between two.
+pub fn examine(folder: &Path, library_path: &str, report: &mut dyn FnMut(Finding)) {
     let n_cores = n_or_all_cores(0);
-    let mut findings = vec![
-        Finding::new("cores", format!("{n_cores} for this process{}", machine::bound_note())),
-        Finding::new("instructions", instructions()),
-        Finding::new("memory", available()),
-        Finding::new("disk", disk(folder)),
-        Finding::new("mpirun", mpirun()),
-        Finding::new("NVIDIA driver", cuda_driver(library_path)),
-        Finding::new("CUDA", cuda()),
-    ];
+    report(Finding::new("cores", format!("{n_cores} for this process{}", machine::bound_note())));
+    report(Finding::new("instructions", instructions()));
+    report(Finding::new("memory", available()));
+    report(Finding::new("disk", disk(folder)));
+    report(Finding::new("mpirun", mpirun()));
+    report(Finding::new("NVIDIA driver", cuda_driver(library_path)));
+    report(Finding::new("CUDA", cuda()));
     for connector in connectors() {
         let library = match connector.library() {
             Ok(version) => format!("built in: {version}"),
             Err(reason) => reason,
         };
-        findings.push(Finding::new(&connector.name().to_uppercase(), library));
+        report(Finding::new(&connector.name().to_uppercase(), library));
     }
-    findings
 }
 
 /// Names the instruction sets of the CPU for which kernels are compiled, and says if bf16 is slower

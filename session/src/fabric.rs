@@ -78,21 +78,29 @@ pub struct Links {
     pub short_us: f64,
 }
 
+/// Result of a part of the test.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FabricResult {
+    /// All operations of the engine with this name have passed.
+    Passed(&'static str),
+    /// Operations were timed, on several ranks.
+    Timed(FabricTimes),
+}
+
 /// The last operation that passed, with its elements per rank.
 type LastPassed = Mutex<Option<(&'static str, usize)>>;
 
 impl FabricTest {
-    /// Runs the test; returns the times if there are several ranks. `passed` is called with the
-    /// name of the engine once all operations have passed. The test runs in a thread of its own,
-    /// because it waits forever for ranks that do not arrive.
+    /// Runs the test, and reports each result as soon as it is known. The test runs in a thread of
+    /// its own, because it waits forever for ranks that do not arrive.
     ///
     /// # Errors
     /// [`SessionError::Ranks`], [`SessionError::Fabric`], [`SessionError::FabricWrong`],
     /// [`SessionError::FabricPanicked`].
     pub fn run(
         self,
-        passed: impl FnOnce(&'static str) + Send + 'static,
-    ) -> Result<Option<FabricTimes>, SessionError> {
+        mut report: impl FnMut(FabricResult) + Send + 'static,
+    ) -> Result<(), SessionError> {
         let (sender, receiver) = channel();
         let rank = self.launch.rank;
         let deadline = self.deadline;
@@ -103,7 +111,7 @@ impl FabricTest {
                 Ok(engine) => engine,
                 Err(error) => return drop(sender.send(Err(error.into()))),
             };
-            let result = self.test(engine.as_mut(), passed, &last_passed);
+            let result = self.test(engine.as_mut(), &mut report, &last_passed);
             // Dropping an engine may wait for other ranks, which may never arrive after a failure.
             if result.is_ok() {
                 drop(engine);
@@ -133,9 +141,9 @@ impl FabricTest {
     fn test(
         &self,
         engine: &mut dyn Engine,
-        passed: impl FnOnce(&'static str),
+        report: &mut dyn FnMut(FabricResult),
         last: &LastPassed,
-    ) -> Result<Option<FabricTimes>, SessionError> {
+    ) -> Result<(), SessionError> {
         let rank = self.launch.rank;
         let world_size = self.launch.world_size;
         let mut context = CheckContext {
@@ -151,9 +159,9 @@ impl FabricTest {
                 return Err(SessionError::FabricWrong { rank, source });
             }
         }
-        passed(engine.name());
+        report(FabricResult::Passed(engine.name()));
         if world_size == 1 {
-            return Ok(None);
+            return Ok(());
         }
         let lengths = timed_bytes(world_size, self.buffer_bytes);
         let mut buffers = [BufferTimes::default(); 3];
@@ -162,7 +170,8 @@ impl FabricTest {
         for (times, bytes) in buffers.iter_mut().zip(lengths).rev() {
             *times = time(engine, &self.device.device, bytes)?;
         }
-        Ok(Some(FabricTimes { buffers, links: Links::new(&self.launch, &buffers) }))
+        report(FabricResult::Timed(FabricTimes { buffers, links: Links::new(&self.launch, &buffers) }));
+        Ok(())
     }
 }
 

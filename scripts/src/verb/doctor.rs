@@ -9,7 +9,7 @@ use kernels::device::{DeviceKind, Opened};
 use kernels::ops::{choose_kernels, try_products};
 use kernels::product_kernels::{self, Kernels};
 use session::doctor::examine;
-use session::fabric::{FabricTest, FabricTimes, Links};
+use session::fabric::{FabricResult, FabricTest, FabricTimes, Links};
 
 use crate::cluster::compute;
 use crate::exit::CHECK_FAILED;
@@ -45,9 +45,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let world_size = launch.world_size;
     if !args.fabric && is_first {
         out!("ocelli {}", env!("CARGO_PKG_VERSION"));
-        for finding in examine(&args.folder, &std::env::var("LD_LIBRARY_PATH").unwrap_or_default()) {
-            out!("{:<14} {}", finding.name, finding.text);
-        }
+        let library_path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+        examine(&args.folder, &library_path, &mut |finding| out!("{:<14} {}", finding.name, finding.text));
     }
     if is_first {
         out!("launcher       {}: {world_size} rank(s)", launch.launcher);
@@ -66,14 +65,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         max_count: args.max_count,
         buffer_bytes: (args.buffer_mb as usize) << 20,
     };
-    let times = test.run(move |engine| {
-        if is_first {
+    test.run(move |result| match result {
+        _ if !is_first => {}
+        FabricResult::Passed(engine) => {
             out!("fabric         {engine} on {world_size} rank(s): all operations passed");
         }
+        FabricResult::Timed(times) => print_times(&times),
     })?;
-    if is_first && let Some(times) = times {
-        print_times(&times);
-    }
     if n_wrong_products > 0 {
         return Ok(ExitCode::from(CHECK_FAILED));
     }
