@@ -87,3 +87,26 @@ pub(crate) fn load_for_bench(
     }
     Ok(recipe)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the images of a step, and those that share statistics, in a benchmark of a recipe
+    /// with 4096 and 512.
+    fn images_for_bench(overrides: &[&str], batch: Option<usize>) -> (usize, usize) {
+        let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+        let optim = load_for_bench("simclr_resnet50", &overrides, batch, 4).unwrap().optim;
+        (optim.batch_size, optim.stat_images())
+    }
+
+    #[test]
+    fn a_benchmark_takes_the_batch_of_its_flag_else_of_an_override_else_the_usual_one() {
+        let set = ["optim.batch_size=1024"];
+        assert_eq!(images_for_bench(&[], Some(8)), (8, 8));
+        assert_eq!(images_for_bench(&set, Some(8)), (8, 8));
+        assert_eq!(images_for_bench(&set, None), (1024, 512));
+        assert_eq!(images_for_bench(&[], None), (4, 4));
+        assert_eq!(images_for_bench(&["optim.lr=0.1"], None), (4, 4));
+    }
+}

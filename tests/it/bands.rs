@@ -104,7 +104,8 @@ fn headers_tell_files_that_exceed_8_bit_rgb() {
     assert_eq!(decode(&square, &rules(4, Depth::Sixteen)).unwrap().values[16..18], [1.0, 1.0]);
     // The value that GDAL writes for pixels without data.
     let no_data = npy_f32([1, 1, 2], &[1.0, -f32::MAX]);
-    assert_undecodable(&[&no_data], &rules(1, Depth::Float));
+    let pixel = format!("a pixel is {}: not a number, or a marker of missing data", -f32::MAX);
+    assert_undecodable(&[&no_data], &rules(1, Depth::Float), &pixel);
 }
 
 /// torchvision's resize and crop of floating-point tensors.
@@ -120,12 +121,12 @@ fn the_transform_equals_torchvision() {
     assert!(largest < 0.55, "{largest}: more than rounding");
 }
 
-/// Returns the format that is found in `files`, which are refused because of it.
-fn found_format(files: &[&[u8]], rules: &DecodeRules) -> String {
-    match decode(files, rules) {
-        Err(AugmentError::Format { found, .. }) => found,
-        other => panic!("{other:?}"),
-    }
+/// Asserts that `files` are refused because of their format, `found`, which is not that of `rules`.
+fn assert_other_format(files: &[&[u8]], rules: &DecodeRules, found: &str) {
+    let error = decode(files, rules).unwrap_err();
+    let expected = rules.format;
+    assert!(matches!(error, AugmentError::Format { .. }), "{error}");
+    assert_eq!(error.to_string(), format!("found {found}, expected {expected} (data.channels, data.bits)"));
 }
 
 /// Asserts that `files` are refused because they do not fit together, and that the reason names
@@ -136,10 +137,11 @@ fn assert_do_not_fit(files: &[&[u8]], rules: &DecodeRules, values: &[&str]) {
     assert!(values.iter().all(|value| reason.contains(value)), "{error}");
 }
 
-/// Asserts that `files` cannot be decoded.
-fn assert_undecodable(files: &[&[u8]], rules: &DecodeRules) {
+/// Asserts that `files` cannot be decoded, for this reason.
+fn assert_undecodable(files: &[&[u8]], rules: &DecodeRules, words: &str) {
     let error = decode(files, rules).unwrap_err();
-    assert!(matches!(error, AugmentError::Decode(_)), "{error}");
+    let AugmentError::Decode(reason) = &error else { panic!("{error}") };
+    assert!(reason.contains(words), "{error}");
 }
 
 #[test]
@@ -147,27 +149,28 @@ fn files_that_do_not_fit_together_are_refused_with_the_cause() {
     let wide = golden("planes.tif");
     let narrow = golden("narrow.tif");
     let five = rules(5, Depth::Sixteen);
-    assert_eq!(found_format(&[&wide], &rules(4, Depth::Sixteen)), "5 channels");
-    assert_eq!(found_format(&[&wide], &rules(13, Depth::Sixteen)), "5 channels of 16 bits");
-    assert_eq!(found_format(&[&narrow], &five), "5 channels of 8 bits");
-    assert!(found_format(&[&golden("signed.tif")], &five).starts_with("5 channels of "));
+    assert_eq!(five.format.to_string(), "5 channels of 16 bits");
+    assert_other_format(&[&wide], &rules(4, Depth::Sixteen), "5 channels");
+    assert_other_format(&[&wide], &rules(13, Depth::Sixteen), "5 channels of 16 bits");
+    assert_other_format(&[&narrow], &five, "5 channels of 8 bits");
+    let signed = "5 channels of a type other than unsigned 8 or 16 bits";
+    assert_other_format(&[&golden("signed.tif")], &five, signed);
     let one = golden("band0.tif");
     let two = golden("gray.png");
     let small = Image::decode(&[&one], &rules(1, Depth::Sixteen)).unwrap();
     assert_eq!(small.size_px(), [20, 14]);
     let ten = rules(10, Depth::Sixteen);
-    assert_do_not_fit(&[&one, &narrow], &ten, &["file 2", "8 bits", "file 1", "16 bits"]);
-    assert_do_not_fit(&[&golden("mixed.tif")], &rules(2, Depth::Sixteen), &["8 bits", "16 bits"]);
+    assert_do_not_fit(&[&one, &narrow], &ten, &["file 2 has 8 bits", "file 1 has 16 bits"]);
+    let pages = ["a page of the TIFF has 8 bits", "its first page has 16 bits"];
+    assert_do_not_fit(&[&golden("mixed.tif")], &rules(2, Depth::Sixteen), &pages);
     let other_size = npy_u16([1, 3, 4], &[7; 12]);
-    assert_do_not_fit(&[&one, &two, &other_size], &ten, &["file 3", "4 x 3", "file 1", "20 x 14"]);
+    assert_do_not_fit(&[&one, &two, &other_size], &ten, &["file 3 has 4 x 3", "file 1 has 20 x 14"]);
     let holes = npy_f32([1, 1, 2], &[1.0, f32::NAN]);
-    assert_undecodable(&[&holes], &rules(1, Depth::Float));
+    assert_undecodable(&[&holes], &rules(1, Depth::Float), "a pixel is NaN: not a number");
     // 8-bit RGB is requested, and the error gives the format in the header.
     let error = Image::decode(&[&wide], &DecodeRules::default()).unwrap_err();
-    assert!(
-        matches!(&error, AugmentError::Format { found, .. } if found == "5 channels of 16 bits"),
-        "{error}"
-    );
+    let AugmentError::Format { found, expected } = &error else { panic!("{error}") };
+    assert_eq!((found.as_str(), *expected), ("5 channels of 16 bits", DecodeRules::default().format));
 }
 
 /// A header that states more pixels than the limit is refused before anything is allocated, for any
@@ -199,10 +202,10 @@ fn headers_beyond_the_pixel_limit_are_refused() {
     let nested = [b"\x93NUMPY\x01\x00", &(nested.len() as u16).to_le_bytes()[..], nested.as_bytes()].concat();
     let long = [&b"\x93NUMPY\x02\x00\xff\xff\xff\xff"[..], b"{}"].concat();
     for odd in [nested, long, npy_header([1, usize::MAX, usize::MAX], "<u2")] {
-        assert_undecodable(&[&odd], &rules(1, Depth::Sixteen));
+        assert_undecodable(&[&odd], &rules(1, Depth::Sixteen), "its header is not one that NumPy writes");
     }
     let cut = npy_header([1, 100, 100], "<u2");
-    assert_undecodable(&[&cut], &rules(1, Depth::Sixteen));
+    assert_undecodable(&[&cut], &rules(1, Depth::Sixteen), "it ends before its last value");
 }
 
 /// Returns the next number below `bound` of a linear congruential generator.

@@ -114,7 +114,7 @@ fn probe_with_cache(world: &World) -> (String, bool) {
     let stderr = ok(&output);
     let stdout = String::from_utf8_lossy(&output.stdout);
     let scores = stdout.lines().last().unwrap().split("\"networks\"").nth(1).unwrap().to_string();
-    (scores, stderr.contains(&world.text("cache/features")))
+    (scores, stderr.contains("are damaged"))
 }
 
 /// Returns the files of the feature cache that have this extension.
@@ -375,7 +375,7 @@ fn sizes_beyond_memory_exit_like_errors_of_configuration() {
     for px in ["4096", "65536"] {
         let args = [&probe[..], &["--image-px", px]].concat();
         let stderr = fails(&run_with_memory_limit(&world, 4_000_000, &args), 2);
-        assert!(stderr.contains("--image-px") || stderr.contains(px), "{stderr}");
+        assert!(stderr.contains("--image-px") || stderr.contains("must lie in"), "{stderr}");
     }
     let onnx = world.text("large.onnx");
     let export = ["export", "--checkpoint", &run, "--out", &onnx, "--image-px", "65536"];

@@ -77,7 +77,7 @@ fn fetches_that_cannot_succeed_are_errors() {
     assert!(matches!(error, PipelineError::MissingShard { .. }), "{error}");
     // A port without a server, and a host that does not exist.
     for url in ["http://127.0.0.1:1/a.tar", "http://host.invalid/a.tar"] {
-        assert_not_fetched(&open_error(&world, url), "4 times");
+        assert_not_fetched(&open_error(&world, url), "tried 4 times");
     }
     server.set(Faults { statuses: vec![403; 2], ..Faults::default() });
     assert_not_fetched(&open_error(&world, &server.url("train-000000.tar")), "403");
@@ -94,7 +94,7 @@ fn a_connection_that_breaks_at_one_byte_is_given_up() {
     let server = WebServer::start(&world.path("data"), faults);
     let error = open(&world, &server.url("train-000000.tar")).unwrap_err();
     assert_not_fetched(&error, "1000");
-    assert_not_fetched(&error, "13 times");
+    assert_not_fetched(&error, "tried 13 times");
     assert_eq!(cached(&world).len(), 0);
 }
 
@@ -108,8 +108,8 @@ fn a_server_that_is_too_slow_is_given_up() {
     let storage =
         Storage::new(StorageConfig { retry: RetryPolicy { max_failures: 1, ..config.retry }, ..config });
     let error = Dataset::open(&[server.url("train-000000.tar")], &storage).map(drop).unwrap_err();
-    assert_not_fetched(&error, "0.5 s");
-    assert_not_fetched(&error, "2 times");
+    assert_not_fetched(&error, "bytes in 0.5 s");
+    assert_not_fetched(&error, "tried 2 times");
 }
 
 /// If the version changes while the shard is fetched, the result is never a mixture of versions,
@@ -137,7 +137,10 @@ fn a_shard_that_changes_during_a_fetch_is_detected() {
     bytes[600] ^= 1;
     fs::write(world.shard(), bytes).unwrap();
     let error = dataset.read(SampleId(0)).unwrap_err();
-    assert!(matches!(error, PipelineError::ShardMismatch { .. }), "{error}");
+    assert!(
+        matches!(&error, PipelineError::ShardMismatch { reason, .. } if reason.contains("checksum differs")),
+        "{error}"
+    );
     assert_eq!(server.ranges("train-000000.tar").len(), 2, "it was fetched once more");
     assert_eq!(cached(&world).len(), 0);
 }
@@ -186,7 +189,7 @@ fn shards_are_read_from_s3() {
     ok(&output);
     assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 80);
     let denied = fails(&list_s3(&world, &address, "wrong", spec), 3);
-    assert!(denied.contains("s3://bucket/set/train-00000"), "{denied}");
+    assert!(denied.contains("cannot fetch s3://bucket/set/train-00000"), "{denied}");
     let output = list_s3(&world, &address, S3_KEYS[1], "s3://bucket/set/gone.tar");
     check_message("fetch::shards_are_read_from_s3", &fails(&output, 3));
 }
@@ -215,7 +218,7 @@ fn training_from_a_server_equals_training_from_the_disk() {
     args[shards] = server.url("train-000000.tar");
     let output = program().args(&args).env("OCELLI_CACHE", world.path("cache")).output().unwrap();
     let stderr = ok(&output);
-    assert!(stderr.contains(&format!("{} in ", size / 2 + 1)), "the fetch goes on at this byte: {stderr}");
+    assert!(stderr.contains(&format!("resuming at byte {} in ", size / 2 + 1)), "{stderr}");
     assert_eq!(crate::support::metrics(&world.path("line")), crate::support::metrics(&world.path("disk")));
 }
 
@@ -244,7 +247,7 @@ fn downloads_that_are_not_shards_are_not_cached() {
     fs::write(world.path("data/cut.tar"), &fs::read(world.shard()).unwrap()[..end]).unwrap();
     server.set(Faults { omits_length_and_version: true, ..Faults::default() });
     let error = open_error(&world, &server.url("cut.tar"));
-    assert!(matches!(error, PipelineError::Fetch { .. }), "{error}");
+    assert_not_fetched(&error, "the download may be incomplete");
     // The same with the length stated and met.
     server.set(Faults::default());
     let error = open_error(&world, &server.url("cut.tar"));

@@ -559,7 +559,7 @@ fn limits_of_the_machine_are_reported() {
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(3), "{stderr}");
-    assert!(stderr.contains("error:") && stderr.contains("File too large"), "{stderr}");
+    assert!(stderr.contains("error: cannot write") && stderr.contains("File too large"), "{stderr}");
     // The limit of processes counts all processes of a user, and does not apply to root: the
     // program runs as a user who has no other processes.
     let setpriv_args = ["--reuid=61234", "--clear-groups", program, "--version"];
@@ -578,7 +578,7 @@ fn limits_of_the_machine_are_reported() {
         .unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.contains("error:") && stderr.contains("ulimit -u"), "{stderr}");
+    assert!(stderr.contains("error: cannot start more threads") && stderr.contains("ulimit -u"), "{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
 }
 

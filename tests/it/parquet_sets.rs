@@ -106,9 +106,10 @@ fn parquet_files_are_read_like_shards() {
     let complete = std::fs::read(world.path("hub/train-00000.parquet")).unwrap();
     std::fs::write(world.path("half.parquet"), &complete[..complete.len() / 2]).unwrap();
     write_parquet(&world.path("text.parquet"), &images[..2], false);
-    for name in ["half.parquet", "text.parquet"] {
+    for (name, words) in [("half.parquet", ""), ("text.parquet", "holds images")] {
         let error = open(&world, &world.text(name)).unwrap_err();
-        assert!(matches!(&error, PipelineError::NotParquet { path, .. } if path.ends_with(name)), "{error}");
+        let PipelineError::NotParquet { path, reason } = &error else { panic!("{error}") };
+        assert!(path.ends_with(name) && reason.contains(words), "{error}");
     }
 }
 

@@ -367,7 +367,7 @@ fn all_ranks_load_the_previous_checkpoint_if_one_cannot_read_its_file() {
     let loaded = on_ranks(&four, |mut trainer| (load(&mut trainer, path), trainer.state.step));
     for ((loaded_step, warnings), step) in loaded {
         assert_eq!((loaded_step, step), (Some(1), 1));
-        assert!(warnings[0].contains("rank 2: ") && warnings[0].contains("rank-00002"), "{warnings:?}");
+        assert!(warnings[0].contains("rank 2: the checksum of rank-00002"), "{warnings:?}");
     }
     // A checkpoint without one of its files cannot be loaded either.
     std::fs::remove_file(path.join("step-0000000001/rank-00003.safetensors")).unwrap();

@@ -111,13 +111,14 @@ mod tests {
         assert!(fitted(&model, Vec::new(), &vit("image_px=16\nheads=2\ndrop_path=0.1"), None).is_ok());
         let error =
             fitted(&model, Vec::new(), &vit("image_px=16\nheads=3\nlayer_scale=0.1"), None).unwrap_err();
-        let differences: Vec<&str> = error.split("; ").collect();
-        assert!(differences[0].starts_with("model.heads is 3 ") && differences[0].contains('2'), "{error}");
-        assert!(differences[1].starts_with("model.layer_scale is \"some\" "), "{error}");
-        assert!(differences[2].ends_with("--set model=from_init"), "{error}");
+        let parts: Vec<&str> = error.split("; ").collect();
+        assert_eq!(parts[0], "model.heads is 3 in the recipe, but 2 in the weights");
+        assert_eq!(parts[1], "model.layer_scale is \"some\" in the recipe, but absent in the weights");
+        assert!(parts[2].starts_with("use ") && parts[2].ends_with("--set model=from_init"), "{error}");
         let scaled = vit("image_px=16\nheads=2\nlayer_scale=0.5\npositions='rope'");
         let error = fitted(&scaled, Vec::new(), &vit("image_px=16\nheads=2"), None).unwrap_err();
-        let fits = "--set model.layer_scale=0.5 --set model.positions=rope --set model.rope_base=100.0";
+        let fits = "; fit it with --set model.layer_scale=0.5 --set model.positions=rope --set \
+            model.rope_base=100.0, or";
         assert!(error.contains(fits), "{error}");
     }
 

@@ -480,7 +480,7 @@ mod tests {
     #[test]
     fn a_member_outside_the_shard_is_refused() {
         let text = br#"{"version":1,"shard_bytes":100,"samples":[["a",[["jpg",0,101]]]]}"#;
-        assert!(parse(text).expect_err("outside").contains("jpg"));
+        assert!(parse(text).expect_err("outside").contains("jpg lies outside"));
     }
 
     /// Older versions wrote sidecars without checksums; no version writes checksums of only some

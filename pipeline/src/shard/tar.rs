@@ -418,17 +418,17 @@ mod tests {
             count_members(&with_end(members, 8 << 20, &[])),
             Err(PipelineError::TrailingData { .. })
         ));
-        for (start, bytes) in [
-            ("4096", with_end(members, 1024, b"junk")),
-            ("4096", [&archive[..], &archive].concat()),
-            ("203776", with_end(members, 200_704, b"junk")),
+        for (what, bytes) in [
+            ("starts at byte 4096", with_end(members, 1024, b"junk")),
+            ("another member or archive starts at byte 4096", [&archive[..], &archive].concat()),
+            ("something else starts at byte 203776", with_end(members, 200_704, b"junk")),
         ] {
-            let error = count_members(&bytes).expect_err(start);
+            let error = count_members(&bytes).expect_err(what);
             let PipelineError::TrailingData { last, end_bytes, found, .. } = &error else {
                 panic!("{error}")
             };
             assert_eq!((last.as_str(), *end_bytes), ("c.jpg", 3072));
-            assert!(found.contains(start), "{error}");
+            assert!(found.contains(what), "{error}");
         }
         for member in 0..3 {
             let mut holed = archive.clone();

@@ -157,12 +157,16 @@ mod tests {
             ("https://h/x.json", r#""shardlist":[{"url":"file:///etc/passwd"}]"#),
             ("https://h/y.json", r#""base":"file:///etc","shardlist":[{"url":"passwd"}]"#),
         ];
-        for (list, _) in lists {
+        for (list, cause) in [
+            ("circle.json", "cycle"),
+            ("command.json", "cannot name commands"),
+            ("https://h/x.json", "cannot name file:"),
+            ("https://h/y.json", "cannot name file:"),
+        ] {
             let error = shard_names(list, &lists).expect_err(list);
-            assert!(
-                matches!(&error, PipelineError::InvalidShardList { spec, .. } if spec == list),
-                "{error}"
-            );
+            let PipelineError::InvalidShardList { spec, reason } = &error else { panic!("{error}") };
+            assert_eq!(spec, list);
+            assert!(reason.contains(cause), "{error}");
         }
     }
 

@@ -258,14 +258,14 @@ mod tests {
         }
     }
 
-    /// Asserts that the error names `value`: a network, a head or a number.
-    fn assert_refused(result: Result<(), String>, value: &str) {
+    /// Asserts that the error has these words, which no other check gives.
+    fn assert_refused(result: Result<(), String>, words: &str) {
         let error = result.unwrap_err();
-        assert!(error.contains(value), "{error}");
+        assert!(error.contains(words), "{error}");
     }
 
-    fn assert_networks_refused(networks: &[NetworkSpec], value: &str) {
-        assert_refused(check_networks(networks), value);
+    fn assert_networks_refused(networks: &[NetworkSpec], words: &str) {
+        assert_refused(check_networks(networks), words);
     }
 
     #[test]
@@ -276,24 +276,27 @@ mod tests {
         );
         let listed_first = [follower("teacher", "student", Vec::new()), trained()];
         assert_eq!(check_networks(&listed_first), Ok(()), "a follower may precede the trained network");
-        assert_networks_refused(&[], "0");
-        assert_networks_refused(&[trained(), trained()], "2");
-        assert_networks_refused(&[trained(), follower("student", "student", vec![])], "student");
-        assert_networks_refused(&[trained(), follower("teacher", "anchor", vec![])], "anchor");
+        assert_networks_refused(&[], "0 networks move by gradient");
+        assert_networks_refused(&[trained(), trained()], "2 networks move by gradient");
+        let namesake = follower("student", "student", vec![]);
+        assert_networks_refused(&[trained(), namesake], "two networks are called student");
+        let before_it = "follows anchor, which does not come before it";
+        assert_networks_refused(&[trained(), follower("teacher", "anchor", vec![])], before_it);
         let later_source =
             [trained(), follower("teacher", "anchor", vec![]), follower("anchor", "student", vec![])];
-        assert_networks_refused(&later_source, "anchor");
+        assert_networks_refused(&later_source, before_it);
         let other_head = follower("teacher", "student", vec![head("patch", Reads::Pooled)]);
-        assert_networks_refused(&[trained(), other_head], "patch");
+        assert_networks_refused(&[trained(), other_head], "no such head patch");
         let duplicates = vec![head("image", Reads::Pooled), head("image", Reads::Patches)];
-        assert_networks_refused(&[NetworkSpec::trained("student", duplicates, 1)], "image");
+        assert_networks_refused(&[NetworkSpec::trained("student", duplicates, 1)], "two heads");
         let mut masked_follower = follower("teacher", "student", Vec::new());
         masked_follower.takes_masks = true;
-        assert_networks_refused(&[trained(), masked_follower], "teacher");
+        assert_networks_refused(&[trained(), masked_follower], "only one of them takes masks");
         let reversed = vec![head("image", Reads::Head("patch")), head("patch", Reads::Pooled)];
-        assert_networks_refused(&[NetworkSpec::trained("student", reversed, 1)], "patch");
+        let network = NetworkSpec::trained("student", reversed, 1);
+        assert_networks_refused(&[network], "reads patch, which is not before it");
         let without_masks = vec![head("image", Reads::Masked), head("patch", Reads::Head("image"))];
-        assert_networks_refused(&[NetworkSpec::trained("student", without_masks, 1)], "image");
+        assert_networks_refused(&[NetworkSpec::trained("student", without_masks, 1)], "takes no masks");
     }
 
     #[test]
@@ -301,18 +304,19 @@ mod tests {
         let backbone =
             Backbone::Custom(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
         let other = NetworkSpec { backbone, ..follower("teacher", "student", Vec::new()) };
-        assert_networks_refused(&[trained(), other], "teacher");
+        assert_networks_refused(&[trained(), other], "another backbone");
         let reader = Head { units: vec![unit("u", Normalizes::All)], ..head("patch", Reads::Head("image")) };
         let heads = vec![head("image", Reads::Masked), reader];
         let masked = NetworkSpec { takes_masks: true, ..NetworkSpec::trained("student", heads, 1) };
-        assert_networks_refused(&[masked], "patch");
+        assert_networks_refused(&[masked], "statistics over masked cells");
         let model = ModelConfig::examples().remove(0);
         let backbone_unit = trained().units(&model)[0].name().to_string();
         for names in [["u", "u"], ["u", &backbone_unit]] {
             let units = names.map(|name| unit(name, Normalizes::Nothing)).into();
             let spec =
                 NetworkSpec::trained("student", vec![Head { units, ..head("image", Reads::Pooled) }], 1);
-            assert_refused(check_unit_names(&[spec], &model), names[1]);
+            let words = format!("two units of the network student are called {}", names[1]);
+            assert_refused(check_unit_names(&[spec], &model), &words);
         }
     }
 
@@ -322,12 +326,12 @@ mod tests {
             NetworkSpec { update_rule: UpdateRule::Frozen, ..NetworkSpec::trained("fixed", Vec::new(), 1) };
         let networks = [trained(), frozen];
         assert_eq!(check_evaluated(&networks, "student"), Ok(()));
-        assert_refused(check_evaluated(&networks, "teacher"), "teacher");
-        assert_refused(check_evaluated(&networks, "fixed"), "fixed");
+        assert_refused(check_evaluated(&networks, "teacher"), "no such network");
+        assert_refused(check_evaluated(&networks, "fixed"), "is frozen");
         let backbone =
             Backbone::Custom(Box::new(ModelConfig::examples().remove(0)), Normalization::default());
         let network = NetworkSpec { backbone, ..trained() };
-        assert_refused(check_evaluated(&[network], "student"), "student");
+        assert_refused(check_evaluated(&[network], "student"), "not the recipe's");
     }
 
     #[test]
@@ -336,16 +340,16 @@ mod tests {
         let masked = network_with_view(0, true, true);
         assert_eq!(check_views(&masked, 2, first), Ok(()));
         let too_large = network_with_view(2, false, false);
-        assert_refused(check_views(&too_large, 2, None), "2");
+        assert_refused(check_views(&too_large, 2, None), "sees view size number 2, and there are 2");
         let mut duplicate = network_with_view(1, false, false);
         duplicate[0].sees.push(SeenViews { size: 1, masked: false });
-        assert_refused(check_views(&duplicate, 2, None), "1");
-        assert_refused(check_views(&network_with_view(0, true, false), 2, first), "student");
-        assert_refused(check_views(&masked, 2, None), "student");
-        assert_refused(check_views(&masked, 2, second), "student");
+        assert_refused(check_views(&duplicate, 2, None), "number 1 twice");
+        assert_refused(check_views(&network_with_view(0, true, false), 2, first), "takes none");
+        assert_refused(check_views(&masked, 2, None), "none are drawn");
+        assert_refused(check_views(&masked, 2, second), "none are drawn");
         let plain = network_with_view(0, false, false);
-        assert_refused(check_views(&plain, 2, third), "2");
+        assert_refused(check_views(&plain, 2, third), "rule is for view size number 2, and there are 2");
         let reversed = Some(mask_rule(0, [0.5, 0.1]));
-        assert_refused(check_views(&plain, 2, reversed), "0..=1");
+        assert_refused(check_views(&plain, 2, reversed), "shares must lie in 0..=1");
     }
 }

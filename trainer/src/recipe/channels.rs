@@ -126,11 +126,11 @@ mod tests {
         assert_eq!(narrow.recipe.data.rules().bits_used, Some(12));
         let again = Recipe::parse(&narrow.to_toml(), "plan", &[]).expect("a recipe");
         assert_eq!(again, narrow.recipe);
-        assert!(resolve_error(&["data.no_data={ value = 0 }"]).contains("data.no_data"));
+        assert!(resolve_error(&["data.no_data={ value = 0 }"]).contains("data.no_data does not apply to"));
         assert!(resolve_error(&["data.bits_used=16"]).contains("1..=15"));
         assert!(
             resolve_error(&["data.bits_used=12", "data.bits=32", "views.channels={}"])
-                .contains("data.bits_used")
+                .contains("data.bits_used applies to 16-bit images")
         );
         assert!(
             resolve_error(&["data.bits=32", "data.no_data={ value = nan }", "views.channels={}"])
@@ -142,15 +142,18 @@ mod tests {
     #[test]
     fn errors_name_the_key_that_does_not_fit() {
         assert!(resolve_error(&["data.channels=5"]).contains("ocelli shards stats --channels 5 --bits 8"));
-        assert!(resolve_error(&["data.channels=0"]).contains("data.channels: 0 "));
-        assert!(resolve_error(&["data.bits=12"]).contains("8, 16 or 32"));
-        assert!(resolve_error(&["data.channels=5", CONSTANTS]).contains("views.crops[0].jitter.saturation"));
+        assert!(resolve_error(&["data.channels=0"]).contains("data.channels: 0 channels"));
+        assert!(resolve_error(&["data.bits=12"]).contains("12 bits per channel: 8, 16 or 32"));
+        assert!(
+            resolve_error(&["data.channels=5", CONSTANTS])
+                .contains("views.crops[0].jitter.saturation: is only supported for 8-bit RGB")
+        );
         assert!(
             resolve_error(&["data.bits=16"]).contains("views.channels={}"),
             "RGB of 16 bits has other views, too"
         );
         let both = resolve_error(&["data.channels=5", CONSTANTS, "model.channels=4", "views.channels={}"]);
-        assert!(both.contains('4') && both.contains("data.channels is 5"), "{both}");
+        assert!(both.contains("is 4, but data.channels is 5"), "{both}");
         let background = ["data.bits=16", "views.channels={}", "data.background=[1, 2, 3]"];
         assert!(resolve_error(&background).contains("data.background"));
         let uneven = "data.normalization={ mean = [0.1, 0.2], std = [0.1] }";

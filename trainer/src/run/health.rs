@@ -154,7 +154,9 @@ mod tests {
             assert_eq!(concern, Concern::Collapse);
             assert!(warning.contains(change), "{warning}");
         }
-        assert_eq!(warnings_for(5.0, 4.0, collapsed)[0].0, Concern::Collapse);
+        let (concern, warning) = warnings_for(5.0, 4.0, collapsed).remove(0);
+        assert_eq!(concern, Concern::Collapse);
+        assert!(warning.contains("the representation has collapsed"), "{warning}");
         assert!(diagnose(5, 10, 8.0, Some(8.0), &[], healthy).is_empty());
         assert!(diagnose(199, 10, 8.0, Some(8.0), &[], healthy).is_empty(), "too early to judge");
     }

@@ -311,6 +311,10 @@ mod tests {
         let plan = crate::conformance::plans(&[]).remove(0);
         let error = claim(folder.path(), &plan, AllowedDifferences::default(), &mut |_| {}).unwrap_err();
         let TrainError::Recipe { reason, .. } = &error else { panic!("{error}") };
-        assert!(reason.contains("freeze_last_layer_steps") && !reason.contains('\n'), "{error}");
+        assert!(
+            reason.contains("freeze_last_layer_steps") && reason.contains("the release that started it"),
+            "{error}"
+        );
+        assert!(!reason.contains('\n'), "{error}");
     }
 }

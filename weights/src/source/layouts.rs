@@ -163,7 +163,7 @@ mod tests {
             assert_eq!(without_wrappers(wrapped), name);
         }
         let duplicate = Arrays::from([("a._orig_mod.x".into(), zeros(&[1])), ("a.x".into(), zeros(&[1]))]);
-        assert!(normalize_names(duplicate).unwrap_err().contains("a.x"));
+        assert!(normalize_names(duplicate).unwrap_err().contains("two tensors for a.x"));
     }
 
     /// Normalizes the names of a sequence whose stages begin with the layer `first`.
