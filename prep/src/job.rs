@@ -25,7 +25,9 @@ impl Job {
     /// [`PrepError::Io`], or [`PrepError::Json`] if the description is damaged.
     pub(crate) fn read(mark: &Path) -> Result<Option<Self>, PrepError> {
         match fs::read(mark) {
-            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| PrepError::json(mark, error)),
+            Ok(bytes) => {
+                serde_json::from_slice(&bytes).map(Some).map_err(|error| PrepError::json(mark, error))
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(PrepError::io("read", mark, error)),
         }

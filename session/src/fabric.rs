@@ -97,10 +97,7 @@ impl FabricTest {
     /// # Errors
     /// [`SessionError::Ranks`], [`SessionError::Fabric`], [`SessionError::FabricWrong`],
     /// [`SessionError::FabricPanicked`].
-    pub fn run(
-        self,
-        mut report: impl FnMut(FabricResult) + Send + 'static,
-    ) -> Result<(), SessionError> {
+    pub fn run(self, mut report: impl FnMut(FabricResult) + Send + 'static) -> Result<(), SessionError> {
         let (sender, receiver) = channel();
         let rank = self.launch.rank;
         let deadline = self.deadline;
