@@ -92,8 +92,9 @@ impl EmbedJob {
         self.out.with_file_name(name)
     }
 
-    /// Checks that no file would be replaced, and creates the folder of the file. An existing part
-    /// is compared by [`EmbedJob::run`], once its network and images are known.
+    /// Checks that no file exists, unless files may be overwritten, and creates the folder of the
+    /// output. An existing part is no error here: [`EmbedJob::run`] compares it with the job, once
+    /// network and images are known.
     ///
     /// # Errors
     /// [`EvalError::Exists`] and [`EvalError::Io`].

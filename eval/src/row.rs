@@ -188,13 +188,14 @@ impl Number {
         }
     }
 
-    /// Returns the number.
+    /// Returns the value of the measure, whichever it is.
     pub fn value(&self) -> Option<f64> {
-        self.named().map(|(_, value)| value)
+        self.measure_and_value().map(|(_, value)| value)
     }
 
-    /// Returns the measure, empty for one that needs no labels, and the number.
-    pub fn named(&self) -> Option<(&'static str, f64)> {
+    /// Returns the name of the measure, empty for one that needs no labels, and its value; `None`
+    /// if there is no value.
+    pub fn measure_and_value(&self) -> Option<(&'static str, f64)> {
         let all = [
             ("accuracy", self.accuracy),
             ("mAP", self.mean_average_precision),
@@ -238,11 +239,11 @@ mod tests {
         let old =
             r#"{"metric":"rankme","value":7.5,"test":{"set":"a"},"about":{"step":1,"network":"student"}}"#;
         let old: EvaluationRow = serde_json::from_str(old).unwrap();
-        assert_eq!(old.number.named(), Some(("", 7.5)));
+        assert_eq!(old.number.measure_and_value(), Some(("", 7.5)));
         for measure in ["accuracy", "mAP", "mIoU"] {
-            assert_eq!(Number::new(measure, 2.0).named(), Some((measure, 2.0)));
+            assert_eq!(Number::new(measure, 2.0).measure_and_value(), Some((measure, 2.0)));
         }
-        assert_eq!(Number::new("rankme", 2.0).named(), Some(("", 2.0)));
+        assert_eq!(Number::new("rankme", 2.0).measure_and_value(), Some(("", 2.0)));
     }
 
     fn knn_row(network: &str, images: usize, settings: Value, seed: u64) -> EvaluationRow {

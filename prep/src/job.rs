@@ -41,11 +41,11 @@ impl Job {
         file::replace(mark, self.text().as_bytes()).map_err(|error| PrepError::io("write", mark, error))
     }
 
-    /// Records the job in the file `mark` if there is no such file. Returns `false` if another
-    /// process has just recorded another job.
+    /// Records the job in the file `mark` unless the file exists. Returns `false` if it records a
+    /// different job, which another process has just begun.
     ///
     /// # Errors
-    /// [`PrepError::Io`], or [`PrepError::Json`] if the description of that process is damaged.
+    /// [`PrepError::Io`], or [`PrepError::Json`] if the existing description is damaged.
     pub(crate) fn create(&self, mark: &Path) -> Result<bool, PrepError> {
         let is_new = file::create_new(mark, self.text().as_bytes())
             .map_err(|error| PrepError::io("write", mark, error))?;

@@ -8,15 +8,15 @@ pub struct Keys(HashSet<String>);
 
 impl Keys {
     /// Returns a key for the file `name`: its path without extension, so that a sample can be
-    /// traced to it. Characters to which WebDataset gives a meaning are replaced, and a number is
-    /// appended if the key is taken.
+    /// traced back to its file. Characters with a special meaning in WebDataset are replaced, and a
+    /// number is appended if the key is taken.
     pub fn unique(&mut self, name: &str) -> String {
         let name = name.replace('\\', "/");
         let parts: Vec<String> =
             name.split('/').filter(|part| !matches!(*part, "" | "." | "..")).map(sanitize).collect();
         let mut parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         let file = parts.pop().unwrap_or_default();
-        // A dot ends the key.
+        // WebDataset ends a key at the first dot.
         let stem = file.rsplit_once('.').map_or(file, |(stem, _)| stem).replace('.', "_");
         let stem = if stem.is_empty() { "_".to_string() } else { stem };
         parts.push(&stem);

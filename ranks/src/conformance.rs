@@ -45,8 +45,8 @@ pub struct CheckContext<'a> {
     pub passed: &'a mut dyn FnMut(&'static str, usize),
 }
 
-/// Tries every operation with every length over all ranks, over the even and odd ranks, and over
-/// single ranks.
+/// Tests every operation with several lengths: over all ranks, over the even and over the odd
+/// ranks, and on each rank alone.
 ///
 /// # Errors
 /// The first operation that does not conform.

@@ -170,13 +170,14 @@ impl<'a> ReductionQueue<'a> {
         Ok(())
     }
 
-    /// Waits for all reductions and returns their shards, by index of the unit.
+    /// Submits the gradients that are still held, waits for all reductions and returns the reduced
+    /// shards by unit index.
     ///
     /// # Errors
     /// [`EngineError`].
     ///
     /// # Panics
-    /// If a unit has two gradients: a bug in the step.
+    /// If a unit was given two gradients: a bug in the step.
     pub fn finish(mut self) -> Result<BTreeMap<usize, Tensor<1>>, EngineError> {
         self.release()?;
         while !self.pending.is_empty() {

@@ -142,7 +142,7 @@ pub(crate) fn draws() -> bool {
     shows_progress() && is_text && !is_hosted() && std::io::stderr().is_terminal()
 }
 
-/// Returns `true` if progress is shown at all.
+/// Returns `true` if progress is shown, as bars or as lines: unless `--quiet` is given.
 pub(crate) fn shows_progress() -> bool {
     !flags().quiet
 }

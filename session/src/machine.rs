@@ -32,7 +32,7 @@ fn kilobytes(file: &str, name: &str) -> Option<f64> {
 /// the groups count as used, are added back, because they are evicted on demand.
 fn group_limit() -> Option<f64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
-    bytes_left_in_groups(&text, Path::new("/sys/fs/cgroup"))
+    bytes_left_in_cgroups(&text, Path::new("/sys/fs/cgroup"))
 }
 
 /// Names of the files about memory in a version of control groups.
@@ -52,13 +52,14 @@ const VERSION_1: GroupFiles = GroupFiles {
 const VERSION_2: GroupFiles =
     GroupFiles { limit: "memory.max", used: "memory.current", cached: "inactive_file " };
 
-/// Returns the bytes left in the groups of a process and in their parent groups: `text` is its
-/// `/proc/self/cgroup`, and `root` the folder of all groups. Within a container, the container's
-/// group is the root.
-fn bytes_left_in_groups(text: &str, root: &Path) -> Option<f64> {
+/// Returns the bytes that the control groups of a process and their parents leave it, by the
+/// tightest limit; `None` if there is no limit. `text` is the process's `/proc/self/cgroup`, and
+/// `root` the folder where control groups are mounted. In a container, the container's own group is
+/// the root.
+fn bytes_left_in_cgroups(text: &str, root: &Path) -> Option<f64> {
     let mut left: Option<f64> = None;
     for line in text.lines() {
-        // The number of the hierarchy, its controllers, and the group.
+        // `hierarchy:controllers:group`.
         let mut parts = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
         let (files, mut folder) = if controllers.is_empty() {
@@ -167,11 +168,11 @@ mod tests {
             &[("memory.limit_in_bytes", "9000"), ("memory.usage_in_bytes", "1000")],
         );
         let first = "11:memory:/job/step\n4:cpu,cpuacct:/job\n1:name=systemd:/x\n";
-        assert_eq!(bytes_left_in_groups(first, root), Some(3300.0));
-        assert_eq!(bytes_left_in_groups("4:cpu,cpuacct:/job\n", root), None);
+        assert_eq!(bytes_left_in_cgroups(first, root), Some(3300.0));
+        assert_eq!(bytes_left_in_cgroups("4:cpu,cpuacct:/job\n", root), None);
         write_group(root.join("user/one"), &[("memory.max", "max"), ("memory.current", "1")]);
         write_group(root.join("user"), &[("memory.max", "2000"), ("memory.current", "500")]);
-        assert_eq!(bytes_left_in_groups("0::/user/one\n", root), Some(1500.0));
-        assert_eq!(bytes_left_in_groups("0::/\n", root), None);
+        assert_eq!(bytes_left_in_cgroups("0::/user/one\n", root), Some(1500.0));
+        assert_eq!(bytes_left_in_cgroups("0::/\n", root), None);
     }
 }

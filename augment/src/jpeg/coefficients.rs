@@ -184,7 +184,7 @@ impl<'a> ScanReader<'a> {
                     match (self.coding, part.dc.as_deref(), part.ac.as_deref()) {
                         (Coding::Sequential, Some(dc), Some(ac)) => {
                             block[0] = dc_coefficient(&mut self.bits, dc, &mut part.prediction) as i16;
-                            ac_coefficients(&mut self.bits, ac, block);
+                            decode_ac_coefficients(&mut self.bits, ac, block);
                         }
                         (Coding::FirstDc, Some(dc), _) => {
                             let value = dc_coefficient(&mut self.bits, dc, &mut part.prediction);
@@ -265,9 +265,9 @@ fn dc_coefficient(bits: &mut Bits<'_>, table: &Table, prediction: &mut i32) -> i
     *prediction
 }
 
-/// Decodes the 63 coefficients after the first (T.81, F.2.2.2).
+/// Decodes the 63 AC coefficients into `block`, where they are still zero (T.81, F.2.2.2).
 #[inline(always)]
-fn ac_coefficients(bits: &mut Bits<'_>, table: &Table, block: &mut Block) {
+fn decode_ac_coefficients(bits: &mut Bits<'_>, table: &Table, block: &mut Block) {
     let mut k = 1;
     while k < 64 {
         bits.refill();

@@ -53,15 +53,15 @@ impl Decoder {
         let image = Image::new(&frame, segments.color_space()?);
         image.resize_windows(&mut self.windows);
         if frame.progressive || scan.components.len() < frame.components.len() {
-            self.decode_scans(bytes, &mut segments, scan, &image, &mut out.data)?;
+            self.decode_several_scans(bytes, &mut segments, scan, &image, &mut out.data)?;
         } else {
-            self.decode_scan(bytes, &mut segments, &scan, &image, &mut out.data)?;
+            self.decode_single_scan(bytes, &mut segments, &scan, &image, &mut out.data)?;
         }
         Ok(if rules.apply_exif { orientation(&segments) } else { Orientation::NoTransforms })
     }
 
-    /// Decodes an image whose only scan holds all components, one row of MCUs at a time.
-    fn decode_scan(
+    /// Decodes an image whose only scan contains all components, one row of MCUs at a time.
+    fn decode_single_scan(
         &mut self,
         bytes: &[u8],
         segments: &mut Segments<'_>,
@@ -77,8 +77,7 @@ impl Decoder {
             self.write_pixels(segments.frame()?, image, mcu_row, 0, pixels);
         }
         match segments.next_scan_after(reader.end()) {
-            // The image has an end marker, which is inside a segment whose damaged length is too
-            // long.
+            // `CutOff` despite the end marker: a segment whose length is damaged extends past it.
             Ok(None) | Err(JpegError::CutOff) => Ok(()),
             Ok(Some(_)) => Err(JpegError::Damaged("a second scan")),
             Err(error) => Err(error),
@@ -86,7 +85,7 @@ impl Decoder {
     }
 
     /// Decodes an image that is coded in several scans: first all coefficients, then the pixels.
-    fn decode_scans(
+    fn decode_several_scans(
         &mut self,
         bytes: &[u8],
         segments: &mut Segments<'_>,

@@ -18,14 +18,15 @@ use crate::rows::SelectedRows;
 /// Settings of resampling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resampling {
-    /// Number of times that centers are computed again.
+    /// Number of times that the centers are recomputed.
     pub n_times: usize,
     /// Number of rows of each cluster, those nearest to its center.
     pub n_rows: usize,
 }
 
-/// Computes the centers of `assignment` again on the rows nearest to them, `resampling.n_times`
-/// times, of which `n_done` have been done before. Saves the centers each time.
+/// Runs k-means again on the rows nearest to each center of `assignment`, and assigns all rows to
+/// the new centers. Does this `resampling.n_times` times, less the `n_done` of an interrupted run,
+/// and saves the centers each time. Absolute values of `rows` are at most `largest`.
 pub(super) fn resample(
     rows: &dyn Rows,
     largest: f32,
@@ -36,13 +37,13 @@ pub(super) fn resample(
     ranks: &Communicator,
     progress: &dyn ClusterProgress,
 ) -> Result<Assignment, CurateError> {
-    for time in n_done..resampling.n_times {
+    for round in n_done..resampling.n_times {
         let chosen = nearest_of_each(&assignment.nearest, settings.n_clusters, resampling.n_rows);
         let sampled = SelectedRows::new(rows, &chosen);
-        let seed = Draw::new(settings.seed, "resampling").bits(time as u64);
+        let seed = Draw::new(settings.seed, "resampling").bits(round as u64);
         let settings = KMeans { seed, n_clusters: settings.n_clusters.min(chosen.len()), ..settings.clone() };
         let Clustering { centers, .. } = settings.run(&sampled, largest, None, ranks, &Unsaved(progress))?;
-        let centers = Centers { values: centers.values, n_iterations: 0, n_resamplings: time + 1 };
+        let centers = Centers { values: centers.values, n_iterations: 0, n_resamplings: round + 1 };
         progress.save(&centers);
         let nearest = assign_rows(rows, &centers.values, ranks, progress)?;
         assignment = Assignment { centers: centers.values, nearest };

@@ -65,7 +65,7 @@ impl Rules for Logreg {
         format!("{}: C is chosen on a tenth of train", as_published("DINOv2's", false, is_published))
     }
 
-    /// Returns a transform that resizes the short side to the side of the square.
+    /// Returns a transform that resizes the short side to the size of the crop.
     fn transform(&self, usual: Transform) -> Transform {
         Transform { resize_px: usual.size_px, ..usual }
     }

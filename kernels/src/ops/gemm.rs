@@ -47,7 +47,7 @@ mod sealed {
 pub(crate) fn product<T: Element>([m, k, n]: [usize; 3], scale: T, a: Mat<'_, T>, b: Mat<'_, T>) -> Vec<T> {
     let mut out = Vec::with_capacity(m * n);
     if m > 0 && n > 0 {
-        check([m, k, n], a, b);
+        assert_in_bounds([m, k, n], a, b);
         // SAFETY: the matrices lie inside their slices, and there is room for `m` rows of `n`. The
         // product writes all of them and reads none (`tests::old_output_is_not_read`), so they are
         // initialized when the length is set. Zeroing them first would take two to three percent of
@@ -78,7 +78,7 @@ pub fn gemm<T: Element>(
     if m == 0 || n == 0 {
         return;
     }
-    check([m, k, n], a, b);
+    assert_in_bounds([m, k, n], a, b);
     assert!(n <= out_stride && (m - 1) * out_stride + n <= out.len(), "the output lies inside its slice");
     // SAFETY: the asserts bound every element that strides and sizes can reach, and `out` is a
     // unique borrow.
@@ -89,7 +89,7 @@ pub fn gemm<T: Element>(
 }
 
 /// Asserts that both matrices of a product lie inside their slices.
-fn check<T>([m, k, n]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>) {
+fn assert_in_bounds<T>([m, k, n]: [usize; 3], a: Mat<'_, T>, b: Mat<'_, T>) {
     assert!(fits(m, k, &a) && fits(k, n, &b), "matrices lie inside their slices");
 }
 

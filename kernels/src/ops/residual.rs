@@ -176,6 +176,7 @@ impl Kernel<Flex, 2> for Join {
             Some(factors) => scale_sequences(&grad, factors),
             None => grad.clone(),
         });
+        // The gradient of the skip connection is `grad` itself; the link passes it on.
         self.link.store(grad);
         [None, gb]
     }
@@ -233,6 +234,7 @@ impl<T: Number> Kernel<Flex, 3> for ScaledJoin<T> {
             }
             tensor(sums, [d])
         });
+        // The gradient of the skip connection is `grad` itself; the link passes it on.
         self.join.link.store(grad);
         [None, gb, ggamma]
     }

@@ -49,9 +49,9 @@ impl Layer {
         ParamSpec::weight(format!("{}.weight", self.conv), [o, self.input / self.groups, k, k], init)
     }
 
-    /// Returns `columns` of the convolution's output, from the rows of the weight that `cx` has,
-    /// and the output's grid.
-    pub(super) fn columns(
+    /// Computes the output channels `columns` of the convolution, with the rows of the weight that
+    /// `cx` holds for them. Returns them and the output grid.
+    pub(super) fn convolve_columns(
         &self,
         x: Tensor<3>,
         grid: [usize; 2],
@@ -59,7 +59,7 @@ impl Layer {
         cx: &Context<'_>,
     ) -> (Tensor<3>, [usize; 2]) {
         let [b, n, c] = x.dims();
-        // Columns of a group read the channels of that group alone.
+        // The output channels of a group depend only on the input channels of that group.
         let first_group = columns.start * self.groups / self.norm.width;
         let end_group = columns.end * self.groups / self.norm.width;
         let x = if self.groups > 1 && end_group - first_group < self.groups {
@@ -135,7 +135,8 @@ impl Unit for Stem {
             let mut features = Vec::with_capacity(groups.len());
             let mut sums = Vec::with_capacity(groups.len());
             for group in groups {
-                let (y, grid) = self.layer.columns(group.x, group.grid, &(0..self.layer.norm.width), cx);
+                let (y, grid) =
+                    self.layer.convolve_columns(group.x, group.grid, &(0..self.layer.norm.width), cx);
                 let (y, group_sums) = self.layer.moments(y, cx);
                 features.push(Features::on_grid(y, grid));
                 sums.push(group_sums);

@@ -90,8 +90,8 @@ pub fn is_band(extension: &str) -> bool {
     IMAGE_EXTENSIONS.contains(&format) && !MASK_EXTENSIONS.contains(&extension)
 }
 
-/// Compares names in natural order, with numbers by value: b2 comes before b10, and b8 before b8a
-/// and b9.
+/// Compares names in natural order, in which numbers are compared by value: `b2` < `b10`, and
+/// `b8` < `b8a` < `b9`.
 pub fn compare_names(a: &str, b: &str) -> Ordering {
     let mut left = a.as_bytes();
     let mut right = b.as_bytes();

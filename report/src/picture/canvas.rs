@@ -18,7 +18,7 @@ pub(crate) const SCALE: u32 = 2;
 /// Area of one chart.
 pub(crate) type Cell<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 
-/// Draws a chart of each of `items`, two per row, and writes them as one PNG.
+/// Draws a chart for each of `items`, two per row, and writes them as one PNG.
 ///
 /// # Errors
 /// [`ReportError::Picture`].

@@ -86,7 +86,8 @@ impl Evaluations {
     pub(crate) fn read(workdir: &Path, evaluated: &str) -> Result<Self, ReportError> {
         let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, (f64, EvaluationRow)>>::new();
         for row in jsonl::rows::<EvaluationRow>(&workdir.join(EVALUATIONS))? {
-            let (Some(step), Some((measure, value))) = (row.about.step, row.number.named()) else { continue };
+            let Some(step) = row.about.step else { continue };
+            let Some((measure, value)) = row.number.measure_and_value() else { continue };
             by_kind.entry(kind_of(&row, measure, evaluated)).or_default().insert(step, (value, row));
         }
         let mut confusions = Vec::new();

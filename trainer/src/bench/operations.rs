@@ -98,19 +98,20 @@ struct Pass {
 }
 
 impl Operation {
-    /// Type of the operation where products have `arithmetic`.
+    /// Type of the operation when matrix products use `arithmetic`.
     pub fn dtype(&self, arithmetic: Arithmetic) -> DType {
         if self.has_type_of_products { arithmetic.dtype() } else { DType::F32 }
     }
 
-    /// Returns whether rounding explains `differences`, where products have `arithmetic`, and all
-    /// passes gave the same bits.
+    /// Returns whether all passes gave the same bits and rounding can explain `differences` when
+    /// matrix products use `arithmetic`.
     pub fn accepts(&self, differences: &OperationDifferences, arithmetic: Arithmetic) -> bool {
-        let most = self.tolerance(arithmetic);
-        differences.result <= most && differences.gradients <= most && differences.is_repeatable
+        let tolerance = self.tolerance(arithmetic);
+        let is_close = differences.result <= tolerance && differences.gradients <= tolerance;
+        is_close && differences.is_repeatable
     }
 
-    /// Returns `differences` as JSON, where products have `arithmetic`.
+    /// Returns as JSON the `differences` that were found when matrix products used `arithmetic`.
     pub fn to_json(&self, differences: &OperationDifferences, arithmetic: Arithmetic) -> Value {
         json!({
             "operation": self.name,
@@ -120,7 +121,8 @@ impl Operation {
         })
     }
 
-    /// Returns the largest difference that rounding explains, where products have `arithmetic`.
+    /// Returns the largest difference that rounding can explain when matrix products use
+    /// `arithmetic`.
     fn tolerance(&self, arithmetic: Arithmetic) -> f64 {
         // Products in f32 may round their factors to 11 bits (TF32).
         if self.dtype(arithmetic) == DType::BF16 { 3e-2 } else { 5e-3 }

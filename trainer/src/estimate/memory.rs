@@ -191,7 +191,7 @@ impl Walk {
         }
     }
 
-    /// Follows the computation of an event, whose weights are gathered.
+    /// Follows an event that computes; its weights have been gathered.
     fn compute(&mut self, placed: PlacedModel<'_>, event: Event) {
         let backbone = &placed.model.trained.backbone;
         match event {
@@ -206,7 +206,7 @@ impl Walk {
                 self.check(head_bytes(placed));
                 self.gradients.push_heads(placed);
             }
-            // Its output is the input of the next unit, which waits for its backward pass.
+            // The output stays in memory: the backward pass of the next unit starts from it.
             Event::Repeat { unit } => self.activation_bytes += placed.input_bytes(&backbone[unit + 1]),
             Event::Backward { unit, recomputes } => self.backward(placed, unit, recomputes),
             Event::Infer { .. } | Event::InferHeads { .. } | Event::Gather { .. } | Event::Reduce { .. } => {}

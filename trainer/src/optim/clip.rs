@@ -249,17 +249,17 @@ impl ClipNorms {
         self.squares.iter().sum::<f64>().sqrt()
     }
 
-    /// Norm of the clip group of a parameter.
-    pub(super) fn length(&self, unit: usize, param: usize) -> f64 {
+    /// Norm of the clip group that a parameter belongs to.
+    pub(super) fn norm(&self, unit: usize, param: usize) -> f64 {
         self.squares[self.groups[unit][param]].sqrt()
     }
 
-    /// Factor by which gradients of a parameter are multiplied.
+    /// Factor by which the gradient of a parameter is multiplied.
     pub(super) fn factor(&self, unit: usize, param: usize, clip_norm: f64) -> f32 {
         if clip_norm == 0.0 {
             return 1.0;
         }
-        (clip_norm / (self.length(unit, param) + CLIP_EPSILON)).min(1.0) as f32
+        (clip_norm / (self.norm(unit, param) + CLIP_EPSILON)).min(1.0) as f32
     }
 }
 

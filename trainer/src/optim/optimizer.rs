@@ -17,7 +17,7 @@ use super::cube;
 use super::follow::{Follower, follow_all};
 #[cfg(feature = "cuda")]
 use super::native;
-use super::sgd::{self, Lengths, RateRule, Sgd};
+use super::sgd::{self, ParamNorms, RateRule, Sgd};
 use super::state::{Segment, UnitShard};
 use crate::schedule::ScheduledValues;
 
@@ -117,13 +117,13 @@ impl Norms {
         self.grads.total()
     }
 
-    /// Norms of a parameter, where rates depend on them.
-    fn lengths(&self, unit: usize, param: usize) -> Option<Lengths> {
+    /// Norms of a parameter, if its rate depends on them.
+    fn param_norms(&self, unit: usize, param: usize) -> Option<ParamNorms> {
         let params = self.params.as_ref()?;
-        Some(Lengths {
-            param: params.length(unit, param),
-            grad: self.grads.length(unit, param),
-            direction: self.directions.as_ref().map_or(0.0, |directions| directions.length(unit, param)),
+        Some(ParamNorms {
+            param: params.norm(unit, param),
+            grad: self.grads.norm(unit, param),
+            direction: self.directions.as_ref().map_or(0.0, |directions| directions.norm(unit, param)),
         })
     }
 }
@@ -342,10 +342,10 @@ impl Optimizer {
                 for segment in shard.segments() {
                     let (lr, decay) = self.rate_and_decay(&segment, scheduled_values);
                     let clip = norms.grads.factor(unit, segment.param, self.clip_norm);
-                    let lengths = norms.lengths(unit, segment.param);
+                    let param_norms = norms.param_norms(unit, segment.param);
                     let constants = match segment.slot.spec.role {
                         Role::Running | Role::Fixed => rule.identity_constants(),
-                        Role::Weight | Role::Vector => rule.constants(lr, decay, clip, lengths),
+                        Role::Weight | Role::Vector => rule.constants(lr, decay, clip, param_norms),
                     };
                     update.push((segment.start..segment.end, constants));
                 }

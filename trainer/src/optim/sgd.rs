@@ -59,7 +59,7 @@ pub enum RateRule {
 
 /// Norms of a parameter, over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Lengths {
+pub(super) struct ParamNorms {
     /// Norm of the parameter, |θ|.
     pub(super) param: f64,
     /// Norm of the gradient, |g|.
@@ -100,12 +100,12 @@ impl Sgd {
         lr: f64,
         decay: Option<f64>,
         clip: f32,
-        lengths: Option<Lengths>,
+        norms: Option<ParamNorms>,
     ) -> Constants {
         let decay_rate = decay.unwrap_or(0.0);
-        let (q, decay_rate) = match (self.adaptation, lengths) {
-            (Some(adaptation), Some(lengths)) if adaptation.applies_to(decay) => {
-                adaptation.factor(lengths, decay_rate)
+        let (q, decay_rate) = match (self.adaptation, norms) {
+            (Some(adaptation), Some(norms)) if adaptation.applies_to(decay) => {
+                adaptation.factor(norms, decay_rate)
             }
             _ => (1.0, decay_rate),
         };
@@ -126,7 +126,7 @@ impl Adaptation {
     }
 
     /// Returns the factor q, and the weight decay.
-    fn factor(self, Lengths { param, grad, direction }: Lengths, decay: f64) -> (f64, f64) {
+    fn factor(self, ParamNorms { param, grad, direction }: ParamNorms, decay: f64) -> (f64, f64) {
         match self.rule {
             RateRule::Lars if param > 0.0 && direction > 0.0 => (self.trust * param / direction, decay),
             RateRule::Larc if param > 0.0 && grad > 0.0 => {
@@ -193,8 +193,8 @@ mod tests {
         Sgd { momentum: 0.9, nesterov: false, adaptation: Some(Adaptation { trust: 0.02, rule }) }
     }
 
-    fn lengths(param: f64, grad: f64, direction: f64) -> Option<Lengths> {
-        Some(Lengths { param, grad, direction })
+    fn norms(param: f64, grad: f64, direction: f64) -> Option<ParamNorms> {
+        Some(ParamNorms { param, grad, direction })
     }
 
     fn assert_close(a: f32, b: f64) {
@@ -206,20 +206,20 @@ mod tests {
     fn layer_wise_rates_match_the_formulas() {
         let lars = adapted_sgd(RateRule::Lars);
         let larc = adapted_sgd(RateRule::Larc);
-        for (sgd, length) in [(lars, 0.8), (larc, 0.7 + 0.3)] {
-            let decayed = sgd.constants(0.5, Some(0.1), 1.0, lengths(3.0, 0.7, 0.8));
-            assert_close(decayed.scale, 0.02 * 3.0 / length);
-            assert_close(decayed.pull, 0.02 * 3.0 / length * 0.1);
+        for (sgd, norm) in [(lars, 0.8), (larc, 0.7 + 0.3)] {
+            let decayed = sgd.constants(0.5, Some(0.1), 1.0, norms(3.0, 0.7, 0.8));
+            assert_close(decayed.scale, 0.02 * 3.0 / norm);
+            assert_close(decayed.pull, 0.02 * 3.0 / norm * 0.1);
             assert_close(decayed.rate, 0.5);
         }
         // A bias.
-        assert_close(lars.constants(0.5, None, 1.0, lengths(3.0, 0.5, 0.5)).scale, 1.0);
-        assert_close(larc.constants(0.5, None, 1.0, lengths(3.0, 0.5, 0.5)).scale, 0.12);
+        assert_close(lars.constants(0.5, None, 1.0, norms(3.0, 0.5, 0.5)).scale, 1.0);
+        assert_close(larc.constants(0.5, None, 1.0, norms(3.0, 0.5, 0.5)).scale, 0.12);
         // The rate is not adapted where a norm is zero.
         for (param, grad) in [(0.0, 1.0), (1.0, 0.0)] {
-            let constants = larc.constants(0.5, Some(0.1), 1.0, lengths(param, grad, 0.1));
+            let constants = larc.constants(0.5, Some(0.1), 1.0, norms(param, grad, 0.1));
             assert_eq!([constants.scale, constants.pull], [1.0, 0.0]);
-            let constants = lars.constants(0.5, Some(0.1), 1.0, lengths(param, grad, param * grad));
+            let constants = lars.constants(0.5, Some(0.1), 1.0, norms(param, grad, param * grad));
             assert_eq!([constants.scale, constants.pull], [1.0, 0.1]);
         }
     }

@@ -133,12 +133,12 @@ impl OptimConfig {
         self.clip_norm = Some(self.clip_norm());
     }
 
-    /// Returns the number of images that share statistics.
+    /// Returns the number of images over which batch statistics are computed.
     pub fn stat_images(&self) -> usize {
         if self.stat_images == 0 { self.batch_size } else { self.stat_images }
     }
 
-    /// Returns the number of groups of a batch that share statistics.
+    /// Returns the number of groups into which a batch is divided, each with its own statistics.
     pub fn n_stat_groups(&self) -> usize {
         (self.batch_size / self.stat_images()).max(1)
     }

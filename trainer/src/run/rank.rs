@@ -300,7 +300,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Waits until the checkpoint in flight is complete.
+    /// Waits until the checkpoint that is being written, if any, is complete on all ranks.
     fn finish_saving(&mut self) -> Result<(), TrainError> {
         if self.saver.is_busy() {
             self.heartbeat.enter(self.trainer.state.step, "checkpoint");

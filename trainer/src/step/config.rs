@@ -26,7 +26,7 @@ pub struct StepConfig {
     pub n_workers: usize,
     /// Number of micro-batches of a global batch, N; a multiple of the number of ranks.
     pub n_micro_batches: usize,
-    /// Number of groups of micro-batches that share statistics over the batch.
+    /// Number of groups of micro-batches, each with its own batch statistics.
     pub n_stat_groups: usize,
     /// Data that is sharded over ranks.
     pub sharding: Sharding,

@@ -317,7 +317,7 @@ pub(super) fn apply_to_parts(sizes: Vec<Parts>, unit: impl FnOnce(Parts) -> Part
     n_parts.into_iter().map(|n| outputs.by_ref().take(n).collect()).collect()
 }
 
-/// Returns a head's outputs by view size, given the parts of each.
+/// Combines the parts of a head's output for each view size into one output.
 pub(super) fn head_outputs(sizes: &[Parts], n_images: usize) -> Vec<HeadOutput> {
     sizes.iter().map(|parts| HeadOutput::from_parts(parts, n_images)).collect()
 }

@@ -32,7 +32,8 @@ pub(crate) struct Passes<'p> {
     pub(crate) workers: &'p Workers,
     /// Sets of view sizes that share statistics.
     pub(crate) sets: &'p StatSets,
-    /// Groups of micro-batches that share statistics: micro-batch `p` is in group `p mod G`.
+    /// Number of groups of micro-batches, G, each with its own batch statistics: micro-batch `p` is
+    /// in group `p mod G`.
     pub(crate) n_stat_groups: usize,
     /// Types of numbers.
     pub(crate) types: Types,
@@ -97,13 +98,14 @@ impl UnitTape<'_> {
         Some(batches)
     }
 
-    /// Returns the tape of a unit of `n_stages` with its input, which was computed again.
+    /// Adds the recomputed `input` of a unit of `n_stages` stages to a tape that has only the
+    /// totals. Other tapes are returned as they are.
     pub(crate) fn with_input(self, n_stages: usize, input: &[MicroBatch]) -> Self {
         let Self::Totals(totals) = self else { return self };
         if n_stages > 1 {
             return Self::Recompute { input: input.to_vec(), totals };
         }
-        // A unit of one stage runs again for one micro-batch after another.
+        // A unit of one stage can run again one micro-batch at a time.
         let mut records = Vec::with_capacity(input.len());
         for batch in input {
             records.push(batch.slices.iter().cloned().map(StageRecord::Input).collect());

@@ -21,8 +21,8 @@ pub(crate) struct Segments {
 }
 
 impl Segments {
-    /// Creates segments of `len` of the `n_backbone` units, of which the last `n_kept` keep their
-    /// graphs.
+    /// Divides the `n_backbone` units of a backbone into segments of `len` units, except the last
+    /// `n_kept` units, which keep their graphs.
     pub(crate) fn new(n_backbone: usize, n_kept: usize, len: usize) -> Self {
         Self { n_units: n_backbone.saturating_sub(n_kept), len: len.max(1) }
     }

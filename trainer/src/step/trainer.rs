@@ -66,8 +66,8 @@ pub struct Trainer {
     optimizer: Optimizer,
 }
 
-/// Sets of view sizes that share statistics, of those that a network sees.
-struct NetworkSets {
+/// Sets of view sizes that share batch statistics, among the view sizes that a network sees.
+struct NetworkStatSets {
     backbone: StatSets,
     heads: StatSets,
 }
@@ -273,9 +273,9 @@ impl Trainer {
         let networks = self.nets.others_with_views().map(|index| self.sharded(index));
         let other_networks: Vec<ShardedNet<'_>> = networks.collect();
         let trained = self.sharded(self.nets.trained);
-        let other_sets: Vec<NetworkSets> =
-            other_networks.iter().map(|network| self.network_sets(network.net)).collect();
-        let trained_sets = self.network_sets(trained.net);
+        let other_sets: Vec<NetworkStatSets> =
+            other_networks.iter().map(|network| self.stat_sets(network.net)).collect();
+        let trained_sets = self.stat_sets(trained.net);
         let mut others = Vec::with_capacity(other_networks.len());
         for (network, sets) in other_networks.into_iter().zip(&other_sets) {
             others.push(self.running_network(network, sets));
@@ -332,14 +332,18 @@ impl Trainer {
         Schedule::new(&others.collect::<Vec<_>>(), trained, segments, sharding)
     }
 
-    /// Returns the sets of statistics of the view sizes that `net` sees.
-    fn network_sets(&self, net: &Net) -> NetworkSets {
+    /// Returns the sets of view sizes that share batch statistics, among those that `net` sees.
+    fn stat_sets(&self, net: &Net) -> NetworkStatSets {
         let sizes = net.sizes();
-        NetworkSets { backbone: self.sets.select(&sizes), heads: self.head_sets.select(&sizes) }
+        NetworkStatSets { backbone: self.sets.select(&sizes), heads: self.head_sets.select(&sizes) }
     }
 
     /// Returns `network` with the passes through it.
-    fn running_network<'s>(&'s self, network: ShardedNet<'s>, sets: &'s NetworkSets) -> RunningNetwork<'s> {
+    fn running_network<'s>(
+        &'s self,
+        network: ShardedNet<'s>,
+        sets: &'s NetworkStatSets,
+    ) -> RunningNetwork<'s> {
         let evaluates = network.net.update_rule == UpdateRule::Frozen;
         RunningNetwork {
             network,

@@ -36,9 +36,9 @@ pub(super) fn stem(
     Ok(graph.node("Relu", &[&h], &[]))
 }
 
-/// Adds `relu(layers(x) + shortcut(x))`. The shortcut is the identity if the network has no
-/// parameters named `shortcut_conv`.
-pub(super) fn branch(
+/// Adds the nodes of a residual block, `relu(layers(x) + shortcut(x))`. The shortcut is the
+/// identity if the network has no convolution named `shortcut_conv`.
+pub(super) fn residual_block(
     graph: &mut Graph<'_>,
     x: &Value,
     layers: &[Layer<'_>],

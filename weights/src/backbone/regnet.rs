@@ -3,7 +3,7 @@
 use networks::{Design, ModelConfig, NamedSize, RegnetConfig, Size};
 use serde_json::{Value, json};
 
-use super::convolutional::{self, IMAGE_PX, Layer, branch, outputs, shape, stem};
+use super::convolutional::{self, IMAGE_PX, Layer, outputs, residual_block, shape, stem};
 use super::renamed::{ocelli_arrays, renamed_arrays, same_name};
 use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel, no_such_network};
 use crate::export::Export;
@@ -142,7 +142,14 @@ impl Exchange for RegnetConfig {
                     },
                 ];
                 let shortcut = format!("{name}.proj");
-                x = branch(graph, &x, &layers, &format!("{shortcut}.0"), &format!("{shortcut}.1"), stride)?;
+                x = residual_block(
+                    graph,
+                    &x,
+                    &layers,
+                    &format!("{shortcut}.0"),
+                    &format!("{shortcut}.1"),
+                    stride,
+                )?;
             }
         }
         let width = stages.last().map_or(0, |stage| stage.width);

@@ -3,7 +3,7 @@
 use networks::{ModelConfig, ResnetConfig, StemKind};
 use serde_json::{Map, Value, json};
 
-use super::convolutional::{self, IMAGE_PX, Layer, branch, outputs, shape, stem};
+use super::convolutional::{self, IMAGE_PX, Layer, outputs, residual_block, shape, stem};
 use super::renamed::{ocelli_arrays, renamed_arrays, same_name};
 use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel, no_such_network};
 use crate::export::Export;
@@ -131,7 +131,14 @@ impl Exchange for ResnetConfig {
                     });
                 }
                 let shortcut = format!("{name}.downsample");
-                x = branch(graph, &x, &layers, &format!("{shortcut}.0"), &format!("{shortcut}.1"), stride)?;
+                x = residual_block(
+                    graph,
+                    &x,
+                    &layers,
+                    &format!("{shortcut}.0"),
+                    &format!("{shortcut}.1"),
+                    stride,
+                )?;
             }
         }
         Ok(outputs(graph, &x, self.width * 8 * if is_bottleneck { 4 } else { 1 }))

@@ -52,8 +52,8 @@ impl Window {
     }
 }
 
-/// Convolves `x` of `[B, H·W, C]` on `grid` with `weight` of `[O, C/G, kh, kw]`; returns `[B,
-/// H'·W', O]` and its grid. The weight is f32 if `x` is f32, and f32 or bf16 if it is bf16; its
+/// Convolves `x`, `[B, H·W, C]` on `grid`, with `weight`, `[O, C/G, kh, kw]` for `G` groups of
+/// channels; returns `[B, H'·W', O]` and its grid. `weight` is f32, or bf16 if `x` is bf16 too; its
 /// gradient is f32.
 pub fn conv(x: Tensor<3>, grid: [usize; 2], weight: Tensor<4>, window: Window) -> (Tensor<3>, [usize; 2]) {
     let [b, _, c] = x.dims();

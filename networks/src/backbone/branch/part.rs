@@ -135,11 +135,11 @@ impl BranchPart {
         let mut state = group.branch.take().expect(NO_SKIP);
         if !step.is_last {
             let [x, kept] = fork(group.x);
-            let (y, _) = layer.columns(x, group.grid, &step.columns, cx);
+            let (y, _) = layer.convolve_columns(x, group.grid, &step.columns, cx);
             state.columns.push(y);
             return (Features { x: kept, branch: Some(state), ..group }, None);
         }
-        let (y, grid) = layer.columns(group.x, group.grid, &step.columns, cx);
+        let (y, grid) = layer.convolve_columns(group.x, group.grid, &step.columns, cx);
         let (x, sums) = layer.moments(concat_columns(std::mem::take(&mut state.columns), y), cx);
         (Features { branch: Some(state), ..Features::on_grid(x, grid) }, Some(sums))
     }
@@ -154,12 +154,12 @@ impl BranchPart {
         let BranchState { skip: x, skip_grid, mut columns } = group.branch.take().expect(NO_SKIP);
         if !step.is_last {
             let [x, kept] = fork(x);
-            let (y, _) = layer.columns(x, skip_grid, &step.columns, cx);
+            let (y, _) = layer.convolve_columns(x, skip_grid, &step.columns, cx);
             columns.push(y);
             let state = BranchState { skip: kept, skip_grid, columns };
             return (Features { branch: Some(state), ..group }, None);
         }
-        let (y, grid) = layer.columns(x, skip_grid, &step.columns, cx);
+        let (y, grid) = layer.convolve_columns(x, skip_grid, &step.columns, cx);
         let (skip, sums) = layer.moments(concat_columns(columns, y), cx);
         let state = BranchState { skip, skip_grid: grid, columns: Vec::new() };
         (Features { branch: Some(state), ..group }, Some(sums))
