@@ -282,7 +282,7 @@ fn images_of_other_formats_are_trained_on() {
     let stderr = ok(&world.pretrain("run", &[["--shards", &photos].as_slice(), &sizes].concat()));
     check_message("pack::images_of_other_formats_are_trained_on.skipped", &lines_with(&stderr, "5.tga"));
     // Four of them are in the shard of the arguments of every run.
-    check_message("pack::images_of_other_formats_are_trained_on.few", &lines_with(&stderr, "9 images"));
+    check_message("pack::images_of_other_formats_are_trained_on.few", &lines_with(&stderr, "only 9 images"));
     assert!(!stderr.contains("no pictures"), "{stderr}");
     assert!(!world.path("run/quarantine.jsonl").exists());
     ok(&world.ocelli(&["shards", "pack", &photos, "--out", &packed]));
