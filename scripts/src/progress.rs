@@ -59,7 +59,8 @@ impl StageBar {
 
 impl Progress for StageBar {
     fn begin(&self, stage: &str, n: u64) {
-        // A change of the prefix draws the bar, which must not have the numbers of the stage before.
+        // A change of the prefix draws the bar, which must not have the numbers of the stage
+        // before.
         self.0.reset();
         self.0.set_length(n);
         self.0.set_prefix(stage.to_string());

@@ -16,8 +16,8 @@ const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/it");
 /// First line of the file.
 const HEADER: &str = "# Messages of the program, by test. OCELLI_UPDATE_MESSAGES=1 updates them.";
 
-/// Asserts that a message is that of the section `name`. Of a log that ends with an error, the error
-/// is compared. An empty log is no message.
+/// Asserts that a message is that of the section `name`. Of a log that ends with an error, the
+/// error is compared. An empty log is no message.
 pub(crate) fn check_message(name: &str, log: &str) {
     let message = hide_changing_parts(&select_error(log));
     assert!(!message.is_empty(), "there is no message of {name}");
@@ -54,9 +54,9 @@ fn select_error(log: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Replaces what differs between runs and machines: temporary folders, ports, hashes, and numbers of
-/// processes in names that GNU tar makes. Also replaces serde's list of all keys, which grows with
-/// each new one.
+/// Replaces what differs between runs and machines: temporary folders, ports, hashes, and numbers
+/// of processes in names that GNU tar makes. Also replaces serde's list of all keys, which grows
+/// with each new one.
 fn hide_changing_parts(text: &str) -> String {
     let folder = std::env::temp_dir().join(".tmp").display().to_string();
     let text = replace_with_rest(text, &folder, char::is_alphanumeric, "[folder]");
@@ -109,7 +109,8 @@ fn parse(text: &str) -> BTreeMap<String, String> {
     sections
 }
 
-/// Replaces or adds a section of the file. The file is locked meanwhile: tests run at the same time.
+/// Replaces or adds a section of the file. The file is locked meanwhile: tests run at the same
+/// time.
 fn update(name: &str, message: String) {
     let path = Path::new(FOLDER).join("messages.txt");
     let mut file = File::options().read(true).write(true).open(path).unwrap();

@@ -94,8 +94,8 @@ fn every_method_trains_resumes_is_probed_and_exported() {
     }
 }
 
-/// Asserts that a recipe with these settings is refused, with the message of the case `name`, before
-/// the folder of the run is created.
+/// Asserts that a recipe with these settings is refused, with the message of the case `name`,
+/// before the folder of the run is created.
 fn assert_refused(world: &World, name: &str, recipe: &str, sets: &[&str]) {
     fs::write(world.path("tiny.toml"), recipe).unwrap();
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();

@@ -373,8 +373,8 @@ mod tests {
         }
     }
 
-    /// Returns the name of the engine that each of two ranks starts, or the error; sites and choices
-    /// are by rank.
+    /// Returns the name of the engine that each of two ranks starts, or the error; sites and
+    /// choices are by rank.
     fn start_on_ranks(
         connectors: [&dyn Connector; 2],
         sites: [Site; 2],

@@ -53,8 +53,8 @@ impl Counting {
         }
     }
 
-    /// Returns a flag that is set while the last failed request for memory has not been met: SIGABRT
-    /// follows, unless the caller handles the failure.
+    /// Returns a flag that is set while the last failed request for memory has not been met:
+    /// SIGABRT follows, unless the caller handles the failure.
     pub fn exhausted(&self) -> Arc<AtomicBool> {
         Arc::clone(self.exhausted.get_or_init(Arc::default))
     }
