@@ -2,9 +2,9 @@
 //! note at the start of a run estimate the time of a step.
 //!
 //! Measured are the largest product of the unit in which most operations are spent, and the GELU of
-//! its result, which stands for all operations that pass over activations. All workers compute at
-//! the same time, as in a step. The best of several measurements counts, because other programs can
-//! only slow one down.
+//! as many elements as its result has, which stands for all operations that pass over activations.
+//! All workers compute at the same time, as in a step. The best of several measurements counts,
+//! because other programs can only slow one down.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use std::time::Instant;
 use burn_tensor::{Device, Tensor};
 use kernels::device::workers::Workers;
 use kernels::ops::tally::Product;
-use kernels::ops::{ProductLimits, gelu, matmul};
+use kernels::ops::{gelu, matmul};
 
 use super::products::one_ms;
 use super::step::random_matrix;
@@ -26,15 +26,22 @@ const ROUNDS: usize = 5;
 /// Number of operations that are launched together on a device other than the CPU.
 const LAUNCHES: usize = 4;
 
-/// Largest number of rows of a product on a CPU: more take longer and do not change its rate.
-const MAX_ROWS: usize = 2048;
+/// Limits of the sizes that are measured on a CPU: larger products take longer at the same rate, and
+/// the elements of two workers exceed its caches. A measurement takes about a second at most.
+const CPU_LIMITS: Limits = Limits { n_rows: 1024, side: 2048, n_elements: 4 << 20 };
 
-/// Largest number of rows of a product on another device.
-const MAX_DEVICE_ROWS: usize = 16_384;
+/// Limits of the sizes that are measured on another device.
+const DEVICE_LIMITS: Limits = Limits { n_rows: 16_384, side: 4096, n_elements: 16 << 20 };
 
-/// Largest side of a matrix of weights. With this and [`MAX_ROWS`], a measurement on slow cores
-/// takes a few seconds, and less than one with the sizes of small networks.
-const MAX_SIDE: usize = 4096;
+/// Largest sizes that are measured.
+struct Limits {
+    /// Rows of a product.
+    n_rows: usize,
+    /// Sides of a matrix of weights.
+    side: usize,
+    /// Elements of a pass.
+    n_elements: usize,
+}
 
 /// Images that a rank computes at the same time, and how.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,84 +65,84 @@ impl Load {
 
 /// Measures `device` in the sizes of `model` under `load`.
 pub fn machine_speed(model: &ModelCost, load: Load, device: &Device) -> MachineSpeed {
-    let is_cpu = *device == Device::flex();
-    let sizes = largest_product(model, load, if is_cpu { MAX_ROWS } else { MAX_DEVICE_ROWS });
-    let best = if is_cpu { on_workers(sizes, load) } else { on_device(sizes, load.arithmetic, device) };
-    let [m, k, n] = sizes.map(|side| side as f64);
-    let copies = if is_cpu { load.n_workers as f64 } else { 1.0 };
-    // The pass reads and writes the f32 of every worker once.
-    let passed_bytes = 2.0 * size_of::<f32>() as f64 * m * n * copies;
-    MachineSpeed { flops_per_s: 2.0 * m * k * n / best.product_s, bytes_per_s: passed_bytes / best.pass_s }
+    if *device == Device::flex() {
+        speed_of_workers(Sizes::new(model, load, &CPU_LIMITS), load)
+    } else {
+        speed_of_device(Sizes::new(model, load, &DEVICE_LIMITS), load.arithmetic, device)
+    }
 }
 
-/// Returns the sizes `[m, k, n]` of the product of a worker's rows, at most `max_rows`, with the
-/// largest weights of the unit of the trained backbone in which most operations are spent.
-fn largest_product(model: &ModelCost, load: Load, max_rows: usize) -> [usize; 3] {
-    let units = &model.trained.backbone;
-    let busiest = units.iter().max_by(|a, b| a.flops.total_cmp(&b.flops));
-    let ProductLimits { n_rows, widest, n_weights } = busiest.map(|unit| unit.products).unwrap_or_default();
-    let m = (n_rows * load.worker_images).clamp(1, max_rows);
-    let k = (n_weights / widest.max(1)).clamp(1, MAX_SIDE);
-    let n = widest.clamp(1, MAX_SIDE);
-    [m, k, n]
+/// Sizes that are measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Sizes {
+    /// Sizes of a product, `[m, k] · [k, n]`: a worker's rows, and the largest weights of the unit
+    /// of the trained backbone in which most operations are spent.
+    mkn: [usize; 3],
+    /// Number of elements of a pass.
+    n_elements: usize,
 }
 
-/// Shortest times of both operations.
-struct BestTimes {
-    /// Seconds of a product: on several workers, the time between the ends of two.
-    product_s: f64,
-    /// Seconds of a pass over the result on every worker.
-    pass_s: f64,
-}
-
-impl BestTimes {
-    /// Returns the times of operations that have not been measured.
-    fn none() -> Self {
-        Self { product_s: f64::INFINITY, pass_s: f64::INFINITY }
+impl Sizes {
+    fn new(model: &ModelCost, load: Load, limits: &Limits) -> Self {
+        let units = &model.trained.backbone;
+        let busiest = units.iter().max_by(|a, b| a.flops.total_cmp(&b.flops));
+        let product = busiest.map(|unit| unit.products).unwrap_or_default();
+        let n_rows = (product.n_rows * load.worker_images).max(1);
+        let k = (product.n_weights / product.widest.max(1)).clamp(1, limits.side);
+        let n = product.widest.clamp(1, limits.side);
+        Self {
+            mkn: [n_rows.min(limits.n_rows), k, n],
+            n_elements: n_rows.saturating_mul(n).min(limits.n_elements),
+        }
     }
 
-    /// Takes the times of one more measurement into account.
-    fn update(&mut self, product_s: f64, pass_s: f64) {
-        self.product_s = self.product_s.min(product_s);
-        self.pass_s = self.pass_s.min(pass_s);
+    /// Returns the rates of `n_copies` workers, of whose operations these are the shortest times:
+    /// of a product, the time between the ends of two of any workers.
+    fn speed(self, product_s: f64, pass_s: f64, n_copies: usize) -> MachineSpeed {
+        let n_multiplications: f64 = self.mkn.iter().map(|side| *side as f64).product();
+        // A pass reads and writes every element.
+        let passed_bytes = (2 * size_of::<f32>() * self.n_elements * n_copies) as f64;
+        MachineSpeed { flops_per_s: 2.0 * n_multiplications / product_s, bytes_per_s: passed_bytes / pass_s }
     }
 }
 
 /// Measures the workers of a CPU.
-fn on_workers([m, k, n]: [usize; 3], load: Load) -> BestTimes {
+fn speed_of_workers(sizes: Sizes, load: Load) -> MachineSpeed {
     let workers = Workers::new(load.n_workers);
     let bf16 = load.arithmetic == Arithmetic::Bf16;
-    let product = Product { mkn: [m, k, n], transposed: [false, false], adds: false, bf16, n_threads: 1 };
+    let product = Product { mkn: sizes.mkn, transposed: [false, false], adds: false, bf16, n_threads: 1 };
     // Each worker reads memory of its own.
     let mut inputs = Vec::with_capacity(workers.len());
     for _ in 0..workers.len() {
-        inputs.push(Tensor::<2>::full([m, n], 0.5, &Device::flex()));
+        inputs.push(Tensor::<1>::full([sizes.n_elements], 0.5, &Device::flex()));
     }
-    let mut best = BestTimes::none();
+    let mut product_s = f64::INFINITY;
+    let mut pass_s = f64::INFINITY;
     for _ in 0..ROUNDS {
-        let product_s = 1e-3 * one_ms(&product, &workers);
+        product_s = product_s.min(1e-3 * one_ms(&product, &workers));
         let seconds = workers.map(inputs.clone(), |_, x| {
             let start = Instant::now();
             drop(black_box(gelu(x)));
             start.elapsed().as_secs_f64()
         });
-        best.update(product_s, seconds.iter().sum::<f64>() / seconds.len() as f64);
+        pass_s = pass_s.min(seconds.iter().sum::<f64>() / seconds.len() as f64);
     }
-    best
+    sizes.speed(product_s, pass_s, workers.len())
 }
 
 /// Measures a device other than the CPU.
-fn on_device([m, k, n]: [usize; 3], arithmetic: Arithmetic, device: &Device) -> BestTimes {
+fn speed_of_device(sizes: Sizes, arithmetic: Arithmetic, device: &Device) -> MachineSpeed {
+    let [m, k, n] = sizes.mkn;
     let a = random_matrix(device, [m, k], arithmetic, 1);
     let b = random_matrix(device, [k, n], arithmetic, 2);
-    let x = random_matrix(device, [m, n], Arithmetic::F32, 3);
-    let mut best = BestTimes::none();
+    let x = random_matrix(device, [1, sizes.n_elements], Arithmetic::F32, 3);
+    let mut product_s = f64::INFINITY;
+    let mut pass_s = f64::INFINITY;
     for _ in 0..ROUNDS {
-        let product_s = launched_s(device, || matmul(a.clone(), b.clone()));
-        let pass_s = launched_s(device, || gelu(x.clone()));
-        best.update(product_s, pass_s);
+        product_s = product_s.min(launched_s(device, || matmul(a.clone(), b.clone())));
+        pass_s = pass_s.min(launched_s(device, || gelu(x.clone())));
     }
-    best
+    sizes.speed(product_s, pass_s, 1)
 }
 
 /// Returns the seconds of one of a few operations that are launched together.
@@ -157,17 +164,27 @@ mod tests {
 
     /// A block of ViT-S multiplies its 2 · 197 rows of an image by 384 x 1,536 weights.
     #[test]
-    fn the_product_is_that_of_the_run() {
+    fn sizes_are_those_of_the_run() {
         let model = preset("vit-s", None).unwrap();
         let load = Load::new(4, 1, 2, Arithmetic::F32);
         assert_eq!((load.n_workers, load.worker_images), (2, 2));
-        assert_eq!(largest_product(&model, load, MAX_ROWS), [2 * 2 * 197, 384, 1536]);
-        assert_eq!(largest_product(&model, Load { worker_images: 99, ..load }, MAX_ROWS)[0], MAX_ROWS);
-        let large = largest_product(&preset("vit-7b", None).unwrap(), load, MAX_ROWS);
-        assert!(large.iter().all(|side| *side <= MAX_SIDE), "{large:?}");
+        let sizes = Sizes::new(&model, load, &CPU_LIMITS);
+        assert_eq!(sizes, Sizes { mkn: [2 * 2 * 197, 384, 1536], n_elements: 2 * 2 * 197 * 1536 });
+        let many = Sizes::new(&model, Load { worker_images: 99, ..load }, &CPU_LIMITS);
+        assert_eq!(many, Sizes { mkn: [1024, 384, 1536], n_elements: 4 << 20 });
+        let large = Sizes::new(&preset("vit-7b", None).unwrap(), load, &CPU_LIMITS);
+        assert!(large.mkn.iter().all(|side| *side <= 2048), "{large:?}");
         // More workers than images, and more micro-batches than images.
         assert_eq!(Load::new(3, 1, 8, Arithmetic::F32), Load { n_workers: 3, worker_images: 1, ..load });
         assert_eq!(Load::new(2, 8, 1, Arithmetic::F32).worker_images, 1);
+    }
+
+    /// By hand: two workers multiply 2 · 3 · 5 numbers of which a product ends every second, and
+    /// pass over 7 numbers each in two.
+    #[test]
+    fn rates_are_those_of_all_workers() {
+        let speed = Sizes { mkn: [2, 3, 5], n_elements: 7 }.speed(1.0, 2.0, 2);
+        assert_eq!(speed, MachineSpeed { flops_per_s: 60.0, bytes_per_s: 56.0 });
     }
 
     #[test]
