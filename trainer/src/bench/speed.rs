@@ -26,8 +26,8 @@ const ROUNDS: usize = 5;
 /// Number of operations that are launched together on a device other than the CPU.
 const LAUNCHES: usize = 4;
 
-/// Limits of the sizes that are measured on a CPU: larger products take longer at the same rate, and
-/// the elements of two workers exceed its caches. A measurement takes about a second at most.
+/// Limits of the sizes that are measured on a CPU: larger products take longer at the same rate,
+/// and the elements of two workers exceed its caches. A measurement takes about a second at most.
 const CPU_LIMITS: Limits = Limits { n_rows: 1024, side: 2048, n_elements: 4 << 20 };
 
 /// Limits of the sizes that are measured on another device.
