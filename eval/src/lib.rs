@@ -28,7 +28,7 @@ pub(crate) mod statistics;
 pub use error::EvalError;
 pub use features::cache::{FeatureCache, features};
 pub use features::columns::{Columns, FeatureKind};
-pub use features::extract::{Attention, class_attention, extract, pixels};
+pub use features::extract::{Attention, class_attention, extract, extraction_bytes, pixels};
 pub use features::set::FeatureSet;
 pub use features::table::Table;
 pub use images::ImageSet;

@@ -127,29 +127,10 @@ impl Network {
         self.forward_to(images, size_px, &units[first..], readout)
     }
 
-    /// Returns the bytes that one image of `size_px` needs in the forward pass: those of the most
-    /// expensive unit, with its input.
+    /// Returns the bytes that one image of `size_px` needs in the forward pass; see
+    /// [`inference_bytes`].
     pub fn image_bytes(&self, size_px: usize) -> f64 {
-        let cell_px = self.model.cell_px();
-        let pixels = GroupShape {
-            drops: false,
-            n_views: 1,
-            n_prefix: 0,
-            grid: [size_px / cell_px; 2],
-            width: self.model.n_channels() * cell_px * cell_px,
-            n_masked: 0,
-            is_map: false,
-            intermediates: None,
-        };
-        let mut shapes = vec![pixels];
-        let mut largest = 0.0_f64;
-        for unit in &self.units {
-            let input: usize = shapes.iter().map(|shape| shape.n_rows() * shape.width).sum();
-            let (cost, outputs) = unit.cost(&shapes);
-            largest = largest.max(input as f64 + cost.graph.total());
-            shapes = outputs;
-        }
-        largest * size_of::<f32>() as f64
+        inference_bytes(&self.model, size_px)
     }
 
     fn input(&self) -> PixelInput {
@@ -242,6 +223,31 @@ impl Network {
         }
         hash.digest()
     }
+}
+
+/// Returns the bytes that one image of `size_px` needs in the forward pass of a backbone: those of
+/// the most expensive unit, with its input.
+pub fn inference_bytes(model: &ModelConfig, size_px: usize) -> f64 {
+    let cell_px = model.cell_px();
+    let pixels = GroupShape {
+        drops: false,
+        n_views: 1,
+        n_prefix: 0,
+        grid: [size_px / cell_px; 2],
+        width: model.n_channels() * cell_px * cell_px,
+        n_masked: 0,
+        is_map: false,
+        intermediates: None,
+    };
+    let mut shapes = vec![pixels];
+    let mut largest = 0.0_f64;
+    for unit in model.units(Readout::All) {
+        let input: usize = shapes.iter().map(|shape| shape.n_rows() * shape.width).sum();
+        let (cost, outputs) = unit.cost(&shapes);
+        largest = largest.max(input as f64 + cost.graph.total());
+        shapes = outputs;
+    }
+    largest * size_of::<f32>() as f64
 }
 
 /// Calls `f` with the context of units in evaluation.

@@ -29,6 +29,6 @@ pub mod unit;
 pub use backbone::kinds::*;
 pub use error::NetworkError;
 pub use first_layer::FirstLayer;
-pub use inference::Network;
+pub use inference::{Network, inference_bytes};
 pub use patches::{Normalization, Pixels};
 pub use tensor::NamedTensor;

@@ -11,6 +11,7 @@ mod cluster;
 mod curation;
 mod evaluation_flags;
 mod exit;
+mod forecast;
 mod initial;
 mod memory;
 mod network_flags;

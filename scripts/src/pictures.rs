@@ -10,11 +10,13 @@ use report::picture::workdir::{add_to_events, draw_neighbors, draw_views};
 use trainer::Plan;
 
 use crate::console::say;
+use crate::progress::Activity;
 
 /// Draws a few images with all of their views. Nothing is drawn for remote shards, several of which
 /// would be fetched before the first step.
 pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
     if dataset.is_local() {
+        let _activity = Activity::new("drawing augmented views …");
         print_result("augmented views", draw_views(workdir, dataset, plan));
         add_to_events(workdir, "views", 0);
     }

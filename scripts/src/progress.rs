@@ -9,6 +9,8 @@ use serde_json::Map;
 
 use crate::console::{animate, draws, line_every, say, say_progress, shows_progress};
 
+pub(crate) use trainer::run::{format_duration, format_time};
+
 /// Returns a bar of `total` items, labeled `label`; without a terminal, it prints a line every
 /// [`line_every`].
 pub(crate) fn bar(total: u64, label: &str) -> ProgressBar {
@@ -19,7 +21,7 @@ pub(crate) fn bar(total: u64, label: &str) -> ProgressBar {
         ),
         (false, true) => (
             ProgressDrawTarget::term_like(Box::new(Lines::default())),
-            "{prefix}: {pos} of {len}, {per_sec}, {eta} left{msg}",
+            "{prefix}: {human_pos} of {human_len}, {per_sec}, {eta} left{msg}",
         ),
         (false, false) => (ProgressDrawTarget::hidden(), ""),
     };
@@ -32,28 +34,37 @@ pub(crate) fn bar(total: u64, label: &str) -> ProgressBar {
 }
 
 /// Bars of a long job, one for each of its stages. None is shown before the first stage begins.
-pub(crate) struct StageBar(ProgressBar);
+pub(crate) struct StageBar {
+    bar: ProgressBar,
+    /// Name of the job, which precedes those of its stages; empty if these say enough.
+    job: String,
+}
 
 impl StageBar {
     /// Creates the bars.
     pub(crate) fn new() -> Self {
-        Self(bar(0, ""))
+        Self::named("")
+    }
+
+    /// Creates the bars of `job`, whose name precedes those of its stages.
+    pub(crate) fn named(job: impl Into<String>) -> Self {
+        Self { bar: bar(0, ""), job: job.into() }
     }
 
     /// Prints a message above the bar.
     pub(crate) fn say(&self, line: &str) {
         // Before the first stage there is no bar, which `suspend` would draw.
-        if self.0.length() == Some(0) { say(line) } else { self.0.suspend(|| say(line)) }
+        if self.bar.length() == Some(0) { say(line) } else { self.bar.suspend(|| say(line)) }
     }
 
     /// Shows `text` at the end of the bar.
     pub(crate) fn set_message(&self, text: String) {
-        self.0.set_message(text);
+        self.bar.set_message(text);
     }
 
     /// Creates bars that are not shown.
     pub(crate) fn hidden() -> Self {
-        Self(ProgressBar::hidden())
+        Self { bar: ProgressBar::hidden(), job: String::new() }
     }
 }
 
@@ -61,36 +72,52 @@ impl Progress for StageBar {
     fn begin(&self, stage: &str, n: u64) {
         // A change of the prefix draws the bar, which must not have the numbers of the stage
         // before.
-        self.0.reset();
-        self.0.set_length(n);
-        self.0.set_prefix(stage.to_string());
+        self.bar.reset();
+        self.bar.set_length(n);
+        let prefix = if self.job.is_empty() { stage.to_string() } else { format!("{}, {stage}", self.job) };
+        self.bar.set_prefix(prefix);
     }
 
     fn advance(&self, n: u64) {
-        self.0.inc(n);
+        self.bar.inc(n);
     }
 }
 
 impl Drop for StageBar {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 
-/// An activity that is shown until it is dropped: an animated line in a terminal, nothing in a log.
+/// An activity that is shown until it is dropped: an animated line in a terminal, and in a log a
+/// line every [`line_every`].
 pub(crate) struct Activity(ProgressBar);
 
 impl Activity {
     /// Shows `message`.
     pub(crate) fn new(message: impl Into<String>) -> Self {
-        let bar = if draws() {
-            ProgressBar::new_spinner().with_message(message.into())
-        } else {
-            ProgressBar::hidden()
-        };
+        let bar = activity_bar().with_message(message.into());
         bar.enable_steady_tick(Duration::from_millis(120));
-        animate(Some(bar.clone()));
+        // Lines of a log overwrite nothing.
+        animate(draws().then(|| bar.clone()));
         Self(bar)
+    }
+}
+
+/// Returns the bar of an activity, which has no length.
+fn activity_bar() -> ProgressBar {
+    if draws() {
+        return ProgressBar::new_spinner();
+    }
+    if !shows_progress() {
+        return ProgressBar::hidden();
+    }
+    let target = ProgressDrawTarget::term_like(Box::new(Lines::default()));
+    let bar = ProgressBar::with_draw_target(None, target);
+    // The template is valid.
+    match ProgressStyle::with_template("{msg} {elapsed}") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
     }
 }
 
@@ -179,29 +206,5 @@ impl TermLike for Lines {
             say_progress(text.trim(), Map::new());
         }
         Ok(())
-    }
-}
-
-/// Formats a duration in its two largest units: `1 h 20 min`.
-pub(crate) fn format_duration(seconds: f64) -> String {
-    let s = seconds.max(0.0).round() as u64;
-    match s {
-        0..60 => format!("{s} s"),
-        60..3600 => format!("{} min {} s", s / 60, s % 60),
-        3600..172_800 => format!("{} h {} min", s / 3600, s / 60 % 60),
-        _ => format!("{} days {} h", s / 86_400, s / 3600 % 24),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_have_two_units() {
-        assert_eq!(format_duration(59.2), "59 s");
-        assert_eq!(format_duration(125.0), "2 min 5 s");
-        assert_eq!(format_duration(5000.0), "1 h 23 min");
-        assert_eq!(format_duration(200_000.0), "2 days 7 h");
     }
 }

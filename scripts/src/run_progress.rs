@@ -8,16 +8,28 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use trainer::run::{Observer, Pace, Progress};
 
 use crate::console::{draws, line_every, say, say_progress, shows_progress};
-use crate::progress::format_duration;
+use crate::progress::{format_duration, format_time};
 
 /// Characters for a point of the curve, by height.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Number of steps of a process after which the estimate of their time is corrected.
+const STEPS_BEFORE_CORRECTION: u64 = 3;
+
+/// Share by which an estimate must be wrong to be corrected.
+const LEAST_ERROR: f64 = 0.3;
 
 /// Shows the progress of a run.
 pub(crate) struct RunProgress {
     bar: ProgressBar,
     running: RunningStep,
     pace: Pace,
+    /// Steps taken, by this process and before.
+    step: u64,
+    /// Steps that this process has taken.
+    n_taken: u64,
+    /// Seconds of a step as estimated before the first, if they were.
+    estimated_step_s: Option<f64>,
     last_line: Instant,
     newest_score: Option<String>,
     warned: HashSet<String>,
@@ -75,7 +87,10 @@ impl RunProgress {
             prefix: if world_size > 1 { format!("rank {rank}: ") } else { String::new() },
             bar: ProgressBar::hidden(),
             running: RunningStep::default(),
-            pace: Pace::start(),
+            pace: Pace::default(),
+            step: 0,
+            n_taken: 0,
+            estimated_step_s: None,
             last_line: Instant::now(),
             newest_score: None,
             warned: HashSet::new(),
@@ -96,6 +111,11 @@ impl RunProgress {
         }
     }
 
+    /// Sets the seconds of a step as they were estimated, which are corrected if they are wrong.
+    pub(crate) fn with_estimate(self, step_s: Option<f64>) -> Self {
+        Self { estimated_step_s: step_s, ..self }
+    }
+
     /// Has rank 0 call `f` after the run has claimed its work directory and before its first step.
     pub(crate) fn on_start(self, f: impl FnOnce() + 'static) -> Self {
         Self { on_start: Some(Box::new(f)), ..self }
@@ -110,17 +130,46 @@ impl RunProgress {
         if draws() { self.bar.suspend(|| say(line)) } else { say(line) }
     }
 
+    /// Corrects the estimate of a step's time after a few steps, if it is wrong.
+    fn correct_estimate(&mut self, p: Progress) {
+        self.n_taken += 1;
+        if self.n_taken < STEPS_BEFORE_CORRECTION {
+            return;
+        }
+        let Some(estimated_s) = self.estimated_step_s.take() else { return };
+        if let Some(line) = correction(estimated_s, self.pace.step_s(), p.total_steps - p.step) {
+            self.say(&line);
+        }
+    }
+
     /// Formats loss, newest score, speed, data wait and epoch, the most important first, because a
     /// long line is cut off.
     fn numbers(&self, p: Progress) -> String {
-        let images_per_s = self.pace.images_per_s;
+        let images_per_s = self.pace.images_per_s(p.batch_size);
         let digits = usize::from(images_per_s < 10.0);
         let score = self.newest_score.as_ref().map_or_else(String::new, |score| format!("  {score}"));
         format!(
-            "loss {:.4}{score}  {images_per_s:.digits$} images/s  data wait {:.0} ms  epoch {:.2}",
-            p.loss, self.pace.waiting_ms, p.epoch
+            "loss {:.4}{score}  {images_per_s:.digits$} images/s  data wait {}  epoch {:.2}",
+            p.loss,
+            format_time(1e-3 * self.pace.waiting_ms()),
+            p.epoch
         )
     }
+}
+
+/// Returns a note that a step takes `measured_s` instead of `estimated_s`, with the time of the
+/// `n_left` steps that are left; `None` if the estimate was about right.
+fn correction(estimated_s: f64, measured_s: f64, n_left: u64) -> Option<String> {
+    let ratio = measured_s / estimated_s;
+    if n_left == 0 || ((1.0 - LEAST_ERROR)..=(1.0 + LEAST_ERROR)).contains(&ratio) {
+        return None;
+    }
+    Some(format!(
+        "note: a step takes about {}, not {} as estimated: about {} for the steps that are left",
+        format_time(measured_s),
+        format_time(estimated_s),
+        format_duration(measured_s * n_left as f64)
+    ))
 }
 
 /// Draws `values` as a line of blocks, scaled from their lowest to their highest.
@@ -170,7 +219,7 @@ impl Observer for RunProgress {
         self.bar = run_bar(total_steps, step);
         self.running.set(step, Some(&self.bar));
         self.bar.set_message("first batch and first step …");
-        self.pace = Pace::start();
+        self.step = step;
     }
 
     fn stepped(&mut self, p: Progress) {
@@ -178,7 +227,9 @@ impl Observer for RunProgress {
             return;
         }
         self.running.set(p.step, None);
+        self.step = p.step;
         self.pace.update(p);
+        self.correct_estimate(p);
         let numbers = self.numbers(p);
         let left = format_duration(self.pace.seconds_left(p));
         let is_last = p.step == p.total_steps;
@@ -209,10 +260,24 @@ impl Observer for RunProgress {
         self.say(&format!("warning: {}{message}", self.prefix));
     }
 
+    fn probing(&mut self, _step: u64) {
+        // The probe has a bar of its own.
+        self.bar.finish_and_clear();
+    }
+
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]) {
         self.newest_score = numbers.first().map(|(key, value)| format!("{key} {value:.2}"));
         let numbers: Vec<String> = numbers.iter().map(|(key, value)| format!("{key} {value:.2}")).collect();
         self.say(&format!("step {step}: {name}: {}", numbers.join("  ")));
+    }
+
+    fn probes_ended(&mut self, seconds: f64) {
+        self.pace.update_probes(seconds);
+        self.bar.reset();
+        self.bar.set_position(self.step);
+        if self.bar.length() == Some(self.step) {
+            self.bar.finish();
+        }
     }
 }
 
@@ -236,11 +301,27 @@ mod tests {
             step: 9,
             total_steps: 99,
             loss: 7.1234,
-            images_per_s: 347.0,
-            data_wait_ms: 2.0,
+            batch_size: 347,
+            step_s: 1.0,
+            data_wait_ms: 115_289.0,
             epoch: 99.99,
+            probes_left: 0,
         };
         progress.pace.update(p);
-        assert!(progress.numbers(p).chars().count() <= 80, "{}", progress.numbers(p));
+        let numbers = progress.numbers(p);
+        assert!(numbers.chars().count() <= 80, "{numbers}");
+        assert!(numbers.contains("347 images/s  data wait 1 min 55 s  epoch"), "{numbers}");
+    }
+
+    #[test]
+    fn estimates_are_corrected_if_they_are_wrong_by_a_third() {
+        for (estimated_s, measured_s) in [(1.0, 1.2), (1.0, 0.8), (1.0, 1.0)] {
+            assert_eq!(correction(estimated_s, measured_s, 100), None);
+        }
+        assert_eq!(correction(1.0, 5.0, 0), None, "nothing is left");
+        let line = "note: a step takes about 27 s, not 1.8 s as estimated: about 1 h 30 min for the steps that \
+                    are left";
+        assert_eq!(correction(1.8, 27.0, 200).as_deref(), Some(line));
+        assert!(correction(1.0, 0.5, 100).is_some());
     }
 }

@@ -16,6 +16,11 @@ pub fn available_bytes() -> Option<f64> {
     Some([group_limit(), address_space].into_iter().flatten().fold(available, f64::min))
 }
 
+/// Returns the bytes of memory that this process holds.
+pub fn resident_bytes() -> Option<f64> {
+    kilobytes("/proc/self/status", "VmRSS:")
+}
+
 /// Returns the limit of this process's address space (`ulimit -v`), in bytes.
 pub fn address_space_bytes() -> Option<f64> {
     rustix::process::getrlimit(rustix::process::Resource::As).current.map(|bytes| bytes as f64)

@@ -7,7 +7,7 @@ use eval::scores::rows;
 use eval::{Protocol, Split};
 use networks::Network;
 use networks::probe::Probe;
-use pipeline::NoProgress;
+use pipeline::Progress;
 use trainer::Plan;
 
 use crate::evaluated_network::Origin;
@@ -22,6 +22,9 @@ pub struct ScoringProbe {
     pub workdir: PathBuf,
     /// Plan of the run.
     pub plan: Plan,
+    /// Creates the receiver of the progress of an evaluation after a number of steps, which is
+    /// dropped at its end.
+    pub new_progress: fn(u64) -> Box<dyn Progress>,
 }
 
 impl Probe for ScoringProbe {
@@ -30,10 +33,10 @@ impl Probe for ScoringProbe {
     }
 
     fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String> {
-        let scores = self
-            .split
-            .score(network, &self.protocols, None, &NoProgress)
-            .map_err(|error| error.to_string())?;
+        let progress = (self.new_progress)(step);
+        let scores = self.split.score(network, &self.protocols, None, &*progress);
+        drop(progress);
+        let scores = scores.map_err(|error| error.to_string())?;
         let origin = Origin {
             network_name: self.plan.evaluated().map_err(|error| error.to_string())?,
             step: Some(step),

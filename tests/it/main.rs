@@ -43,6 +43,8 @@ mod examples;
 mod faults;
 /// Shards from servers, stores and commands, over connections that break.
 mod fetch;
+/// Time and memory that a run says it needs.
+mod forecast;
 /// Shards that other tools wrote.
 mod foreign;
 /// Networks whose weights come from a file and are not trained.

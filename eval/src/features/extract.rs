@@ -5,7 +5,8 @@ use std::sync::mpsc::sync_channel;
 use augment::PixelFormat;
 use augment::bands::Bands;
 use kernels::device::host::to_host;
-use networks::Network;
+use networks::backbone::ModelConfig;
+use networks::{Network, inference_bytes};
 use pipeline::{NoProgress, Progress};
 use rayon::prelude::*;
 
@@ -21,9 +22,25 @@ const BATCH: usize = 64;
 /// Memory that a batch may take, in bytes: small enough for a laptop.
 const BATCH_BYTES: f64 = 2e9;
 
+/// Number of batches whose images are in memory: one is computed, one waits, one is decoded.
+const DECODED_BATCHES: usize = 3;
+
 /// Returns the batch size for images of `size_px`.
 pub(crate) fn batch_size(network: &Network, size_px: usize) -> usize {
-    ((BATCH_BYTES / network.image_bytes(size_px)) as usize).clamp(1, BATCH)
+    images_per_batch(network.image_bytes(size_px))
+}
+
+/// Returns the batch size for images of which each needs `image_bytes` in the network.
+fn images_per_batch(image_bytes: f64) -> usize {
+    ((BATCH_BYTES / image_bytes) as usize).clamp(1, BATCH)
+}
+
+/// Returns the bytes that the extraction of features of images of `size_px` needs, beside the
+/// weights and the features.
+pub fn extraction_bytes(model: &ModelConfig, format: PixelFormat, size_px: usize) -> f64 {
+    let image_bytes = inference_bytes(model, size_px);
+    let decoded_bytes = DECODED_BATCHES * format.bytes_per_pixel() * size_px * size_px;
+    images_per_batch(image_bytes) as f64 * (image_bytes + decoded_bytes as f64)
 }
 
 /// Extracts the rows of `images` and passes them to `sink` in order, batch by batch: the indices of

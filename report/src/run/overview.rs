@@ -32,7 +32,8 @@ pub struct Overview {
     pub collapsed: bool,
     /// Images per second over the newest rows.
     pub images_per_s: Option<f64>,
-    /// Seconds left at the pace of the newest rows, for a run that has steps to take.
+    /// Seconds left at the pace of the newest rows, for a run that has steps to take; probes count
+    /// once one has run.
     pub seconds_left: Option<f64>,
 }
 
@@ -63,6 +64,8 @@ impl Overview {
             run.metrics.0.get("train/loss").and_then(|points| points.last()).map_or(0, |(step, _)| *step);
         let step = status.step.max(logged).min(total_steps);
         let seconds_a_step = run.metrics.recent("time/step_ms").map(|ms| ms / 1e3);
+        let probes_s = run.metrics.last("time/probe_ms").map_or(0.0, |ms| ms / 1e3);
+        let probes_left_s = status.plan.n_probes_after(step) as f64 * probes_s;
         let unfinished = !matches!(status.state, State::Finished);
         Self {
             name: run.name(),
@@ -76,7 +79,9 @@ impl Overview {
             why: status.state.to_string(),
             collapsed: collapsed(run),
             images_per_s: run.metrics.recent("rate/images_per_s"),
-            seconds_left: seconds_a_step.filter(|_| unfinished).map(|s| s * (total_steps - step) as f64),
+            seconds_left: seconds_a_step
+                .filter(|_| unfinished)
+                .map(|step_s| step_s * (total_steps - step) as f64 + probes_left_s),
         }
     }
 }

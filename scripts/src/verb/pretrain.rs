@@ -10,16 +10,14 @@ use anyhow::bail;
 use augment::Transform;
 use eval::image_sets::open_images;
 use eval::{Check, Protocol, Split};
-use kernels::device::Opened;
 use networks::probe::Probe;
-use pipeline::{Dataset, Storage};
+use pipeline::{Dataset, Progress, Storage};
 use prep::bits::report_bits;
 use prep::open::report_turned;
 use report::Start;
 use serde_json::json;
 use session::{ScoringProbe, Session, initial_model};
 use trainer::Plan;
-use trainer::bench::step::least_step_s;
 use trainer::checkpoint::steps;
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
@@ -28,8 +26,9 @@ use super::report::write_beside;
 use crate::cluster::compute;
 use crate::console::{command_line, say};
 use crate::exit::PREEMPTED;
+use crate::forecast::Forecast;
 use crate::initial::InitialFlags;
-use crate::progress::{Activity, format_duration};
+use crate::progress::{Activity, StageBar};
 use crate::run_progress::RunProgress;
 use crate::signals::Signals;
 use crate::{pictures, recipes};
@@ -147,11 +146,20 @@ fn print_bad_samples(workdir: &Path) {
     }
 }
 
+/// Probes of a run.
+#[derive(Default)]
+pub(crate) struct Probes {
+    probes: Vec<Box<dyn Probe>>,
+    /// Number of images whose features they compute.
+    n_images: usize,
+}
+
 /// Creates the probes that the flags request.
-fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::Result<Vec<Box<dyn Probe>>> {
+fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::Result<Probes> {
     if args.probe_train.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Probes::default());
     }
+    let _activity = (rank == 0).then(|| Activity::new("opening the images of the probe …"));
     let transform = Transform::new(plan.recipe.evaluated_px() as u32);
     let rules = plan.recipe.data.rules();
     let mut protocols = Vec::new();
@@ -169,7 +177,18 @@ fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::R
     }
     let workdir = args.workdir.clone();
     let plan = plan.clone();
-    Ok(vec![Box::new(ScoringProbe { split, protocols, workdir, plan })])
+    let n_images = split.train.len() + split.test.len();
+    let probe = ScoringProbe { split, protocols, workdir, plan, new_progress: probe_bar };
+    Ok(Probes { probes: vec![Box::new(probe)], n_images })
+}
+
+/// Creates the bars of a probe after `step` steps.
+fn probe_bar(step: u64) -> Box<dyn Progress> {
+    let job = match step {
+        0 => "scoring before the first step".to_string(),
+        step => format!("scoring after step {step}"),
+    };
+    Box::new(StageBar::named(job))
 }
 
 /// Runs the stages of `session`, with signals and a progress bar. The recipe is checked before
@@ -177,21 +196,29 @@ fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::R
 pub(crate) fn pretrain(
     session: Session,
     storage: &Storage,
-    probes: impl FnOnce(&Plan) -> anyhow::Result<Vec<Box<dyn Probe>>>,
+    probes: impl FnOnce(&Plan) -> anyhow::Result<Probes>,
 ) -> anyhow::Result<(Plan, Outcome)> {
     let rank = session.launch.rank;
     let world_size = session.launch.world_size;
+    let n_local = session.launch.n_local.unwrap_or(1);
     let stop = Arc::clone(&session.stop);
     let fitted = {
         let _activity = (rank == 0).then(|| Activity::new("opening the weights and the images …"));
         session.open(storage)?.resolve()?.fit()?
     };
-    let mut probes = fitted.all_ready(probes(fitted.plan()))?;
+    let Probes { mut probes, n_images } = fitted.all_ready(probes(fitted.plan()))?;
     let plan = fitted.plan().clone();
+    let mut step_s = None;
     if rank == 0 {
-        print_notes(&plan, fitted.dataset(), fitted.device());
+        report_images(&plan, fitted.dataset());
+        let dataset = fitted.dataset();
+        let forecast = Forecast::new(&plan, fitted.workdir(), fitted.device(), n_local, dataset, n_images);
+        if let Some(forecast) = forecast {
+            forecast.print();
+            step_s = Some(forecast.step_s);
+        }
     }
-    let progress = RunProgress::new(rank, world_size);
+    let progress = RunProgress::new(rank, world_size).with_estimate(step_s);
     let signals = Signals::listen(stop, progress.answer())?;
     let workdir = fitted.workdir().to_path_buf();
     let dataset = Arc::clone(fitted.dataset());
@@ -205,21 +232,10 @@ pub(crate) fn pretrain(
     Ok((plan, outcome?))
 }
 
-/// Prints notes on the images, and a forecast, before the first step.
-fn print_notes(plan: &Plan, dataset: &Dataset, device: &Opened) {
+/// Prints notes on the images.
+fn report_images(plan: &Plan, dataset: &Dataset) {
     report_turned(dataset, &plan.recipe.data.rules());
     report_bits(dataset, &plan.recipe.data.rules());
-    // A forecast that fails must not delay the run.
-    if let Ok(step_s) = least_step_s(plan, &device.device) {
-        say(format!(
-            "note: {} steps of {} images: matrix products alone take {:.0} ms per step on this device, {} \
-             in total (a lower bound)",
-            plan.total_steps,
-            plan.recipe.optim.batch_size,
-            1e3 * step_s,
-            format_duration(step_s * plan.total_steps as f64),
-        ));
-    }
 }
 
 /// Records the command of this start in the work directory, so that the run can be resumed.

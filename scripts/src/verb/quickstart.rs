@@ -11,7 +11,7 @@ use eval::probe::{Scores, wanted};
 use eval::scores::rows;
 use eval::{ImageSet, Protocol, Source, Split};
 use kernels::device::Device;
-use pipeline::{Dataset, NoProgress, Storage};
+use pipeline::{Dataset, Storage};
 use prep::synth::{SynthSet, synthesize};
 use ranks::launch::Launch;
 use report::picture::sheets;
@@ -22,13 +22,13 @@ use trainer::run::Outcome;
 use weights::{Format, Hints, Precision};
 
 use super::export::model_card;
-use super::pretrain::pretrain;
+use super::pretrain::{Probes, pretrain};
 use super::probe::print_table;
 use super::report::write_beside;
 use crate::cluster::compute;
 use crate::console::say;
 use crate::exit::PREEMPTED;
-use crate::progress::StageBar;
+use crate::progress::{Activity, StageBar};
 use crate::recipes;
 
 /// Flags of `quickstart`.
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         fault: None,
         stop: Arc::default(),
     };
-    let (_, outcome) = pretrain(session, storage, |_| Ok(Vec::new()))?;
+    let (_, outcome) = pretrain(session, storage, |_| Ok(Probes::default()))?;
     if outcome == Outcome::Stopped {
         say("stopped by a signal: run the same command to resume");
         return Ok(ExitCode::from(PREEMPTED));
@@ -173,14 +173,16 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Vec<(Str
     let names = ["knn", "linear-honest"];
     let protocols: Result<Vec<_>, String> = names.into_iter().map(Protocol::named).collect();
     let protocols = protocols.map_err(anyhow::Error::msg)?;
-    let scores = split.score(&open.network, &protocols, None, &NoProgress)?;
+    let scores = split.score(&open.network, &protocols, None, &StageBar::new())?;
     open.record(&args.workdir, &rows(&scores, split, &open.info(&args.workdir)?))?;
     let backbone = Backbone::open(&args.workdir, &Hints::default())?;
     let card = model_card(&args.workdir, &backbone)?;
     let file = args.workdir.join("backbone.safetensors");
+    let exporting = Activity::new("exporting the backbone …");
     // A quickstart that is started again replaces the file.
     backbone.export(&file, Format::Safetensors, Precision::F32, &card, true)?;
-    let (train, test) = split.features(&open.network, wanted(&[]), None, &NoProgress)?;
+    drop(exporting);
+    let (train, test) = split.features(&open.network, wanted(&[]), None, &StageBar::named("neighbors"))?;
     let picture = args.workdir.join("neighbors.png");
     sheets::neighbor_sheet(&picture, (&split.train, &train), Some((&split.test, &test)))?;
     add_to_events(&args.workdir, "neighbors", open.step().unwrap_or_default());

@@ -9,7 +9,7 @@ use eval::image_sets::{set_name, with_names};
 use eval::probe::wanted;
 use eval::{ImageSet, Source, features};
 use kernels::device::Device;
-use pipeline::{Dataset, NoProgress, Storage};
+use pipeline::{Dataset, Storage};
 use prep::open::open_dataset;
 use report::{Gallery, GalleryOptions, Report, Run, is_page, write_page};
 use serde_json::json;
@@ -19,12 +19,21 @@ use crate::cluster::compute::DeviceFlag;
 use crate::console::say;
 use crate::network_flags::NetworkFlags;
 use crate::pictures;
+use crate::progress::{Activity, StageBar};
 
 /// Default number of images of each sheet.
 const N_IMAGES: usize = 8;
 
 /// Default number of images among which neighbors are searched.
 const CANDIDATES: u64 = 1000;
+
+/// Least number of images among which neighbors are searched after a short run.
+const LEAST_CANDIDATES: u64 = 100;
+
+/// Images that a run has trained on for each image whose neighbors are searched after it: a step
+/// takes several times as long for an image as its features, so that pictures take a few percent
+/// of the time of a run.
+const TRAINED_PER_CANDIDATE: u64 = 4;
 
 /// Flags of `report`.
 #[derive(Default, clap::Args)]
@@ -101,7 +110,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// Writes the page of the run in `workdir` into it, as `report` does without flags, and
-/// `neighbors.png` of the same images if `draws_neighbors`.
+/// `neighbors.png` of the same images if `draws_neighbors`. After a short run, neighbors are
+/// searched among fewer images.
 pub(crate) fn write_beside(
     workdir: &Path,
     draws_neighbors: bool,
@@ -112,11 +122,20 @@ pub(crate) fn write_beside(
     if out.exists() && !is_page(&out) {
         bail!("{} exists and is not an Ocelli report", out.display());
     }
-    let args = Args { n_images: N_IMAGES, candidates: CANDIDATES, ..Args::default() };
+    let run = Run::open(workdir)?;
+    let candidates = candidates_after(run.status.step, run.status.plan.recipe.optim.batch_size);
+    let args = Args { n_images: N_IMAGES, candidates, ..Args::default() };
     let sheet = draws_neighbors.then_some(workdir);
-    let report = create_report(&args, Run::open(workdir)?, storage, device, sheet);
+    let report = create_report(&args, run, storage, device, sheet);
     write_page(&out, &[report])?;
     Ok(out)
+}
+
+/// Returns the number of images among which neighbors are searched after `n_steps` steps of
+/// `batch_size` images.
+fn candidates_after(n_steps: u64, batch_size: usize) -> u64 {
+    let n_trained = n_steps.saturating_mul(batch_size as u64);
+    (n_trained / TRAINED_PER_CANDIDATE).clamp(LEAST_CANDIDATES, CANDIDATES)
 }
 
 /// Creates the report of a run with its shards, if available, and its pictures. Its neighbors are
@@ -167,7 +186,10 @@ fn create_gallery(
     let seed = run.status.plan.recipe.seed;
     let options = GalleryOptions { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
     say(format!("{}: drawing pictures of {} images from {}", run.name(), images.len(), images.name));
-    let table = features(None, &open.network, &images, wanted(&[]), &NoProgress)?;
+    let bar = StageBar::named("pictures");
+    let table = features(None, &open.network, &images, wanted(&[]), &bar)?;
+    drop(bar);
+    let _activity = Activity::new("drawing patches, attention, neighbors and views …");
     let step = open.step().unwrap_or_default();
     if let Some(workdir) = sheet {
         pictures::neighbors(workdir, &images, &table, step);
@@ -176,4 +198,17 @@ fn create_gallery(
     gallery.network_description =
         format!("the {} at step {step}, with {}", open.network_name, open.transform);
     Ok(gallery)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_runs_have_fewer_candidates() {
+        assert_eq!(candidates_after(3, 32), LEAST_CANDIDATES);
+        assert_eq!(candidates_after(24, 64), 384);
+        assert_eq!(candidates_after(625, 64), CANDIDATES);
+        assert_eq!(candidates_after(u64::MAX, 64), CANDIDATES);
+    }
 }

@@ -11,6 +11,7 @@ pub mod noise;
 pub mod operations;
 mod products;
 pub mod shard;
+pub mod speed;
 pub mod step;
 
 /// Repeated times of one operation. On a machine with other load, their range shows which

@@ -49,7 +49,7 @@ pub(super) fn square_ms(n: usize, bf16: bool) -> f64 {
 
 /// Returns the time in milliseconds that `product` adds to a step. If it runs on one thread, the
 /// workers compute several at the same time.
-fn one_ms(product: &Product, workers: &Workers) -> f64 {
+pub(super) fn one_ms(product: &Product, workers: &Workers) -> f64 {
     if product.n_threads > 1 {
         return repeated_ms(product);
     }

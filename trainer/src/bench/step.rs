@@ -125,22 +125,15 @@ fn whole_steps_ms(
     Ok(all)
 }
 
-/// Returns the least seconds that the matrix products of a step of `plan` take on `device`. Norms,
-/// attention weights, the optimizer, data and waiting are not included.
-///
-/// # Errors
-/// [`TrainError::Recipe`] for an invalid plan.
-pub fn least_step_s(plan: &Plan, device: &Device) -> Result<f64, TrainError> {
-    let flops = step_flops(&model_cost(plan)?, &Placement::from_plan(plan)).with_recomputation;
-    // Large enough to reach the rate of the device, small enough to be fast.
-    let side = if *device == Device::flex() { 768 } else { 4096 };
-    Ok(flops / matrix_peak(device, side, plan.recipe.optim.precision.compute))
-}
-
-/// Draws a square matrix of side `n` of normal numbers.
-fn random_matrix(device: &Device, n: usize, arithmetic: Arithmetic, seed: u64) -> Tensor<2> {
+/// Draws a matrix of `shape` of normal numbers.
+pub(super) fn random_matrix(
+    device: &Device,
+    shape: [usize; 2],
+    arithmetic: Arithmetic,
+    seed: u64,
+) -> Tensor<2> {
     device.seed(seed);
-    Tensor::<2>::random([n, n], Distribution::Normal(0.0, 1.0), device).cast(arithmetic.dtype())
+    Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), device).cast(arithmetic.dtype())
 }
 
 /// Returns the floating-point operations per second of the fastest of a few products of two square
@@ -152,8 +145,8 @@ pub fn matrix_peak(device: &Device, n: usize, arithmetic: Arithmetic) -> f64 {
             (0..ROUNDS).map(|_| square_ms(n, arithmetic == Arithmetic::Bf16)).fold(f64::INFINITY, f64::min);
         return flops / (best_ms / 1e3);
     }
-    let a = random_matrix(device, n, arithmetic, 1);
-    let b = random_matrix(device, n, arithmetic, 2);
+    let a = random_matrix(device, [n, n], arithmetic, 1);
+    let b = random_matrix(device, [n, n], arithmetic, 2);
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
         let start = Instant::now();

@@ -1,6 +1,6 @@
 //! Hardware that a run is planned for.
 
-use super::{Fabric, Gpu, Placement, StepTime, step_flops, step_time};
+use super::{Fabric, Gpu, MachineSpeed, Placement, StepTime, step_flops, step_time};
 use crate::cost::ModelCost;
 use crate::step::precision::Precision;
 
@@ -22,6 +22,8 @@ pub struct Hardware {
 pub enum Speed {
     /// That of a GPU by its data sheet.
     DataSheet(Gpu),
+    /// That of a machine, as measured.
+    Measured(MachineSpeed),
     /// Operations per second that matrix products sustain.
     Sustained(f64),
 }
@@ -31,6 +33,7 @@ impl Hardware {
     pub fn step(&self, model: &ModelCost, placement: &Placement) -> StepTime {
         let compute_s = match self.speed {
             Speed::DataSheet(gpu) => gpu.compute_s(model, placement),
+            Speed::Measured(speed) => speed.compute_s(model, placement),
             Speed::Sustained(flops) => step_flops(model, placement).with_recomputation / flops,
         };
         step_time(model, placement, &self.fabric, compute_s)

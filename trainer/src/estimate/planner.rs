@@ -65,6 +65,12 @@ impl PlannerSettings {
     pub fn images_per_rank(&self, world_size: usize) -> usize {
         self.rank_batch.unwrap_or_else(|| self.batch_size.div_ceil(world_size))
     }
+
+    /// Returns the micro-batches of a step on each of `world_size` ranks, with `rank_batch` images
+    /// each.
+    pub fn micro_batches_per_rank(&self, world_size: usize, rank_batch: usize) -> usize {
+        self.rank_micro_batches.unwrap_or(self.micro_batches / world_size).clamp(1, rank_batch.max(1))
+    }
 }
 
 /// A model on hardware, to be distributed over any number of ranks.
@@ -106,10 +112,7 @@ impl Planner<'_> {
     /// Returns a candidate for each mode with `world_size` ranks and `rank_batch` images on each.
     pub fn candidates(&self, world_size: usize, rank_batch: usize) -> Vec<Candidate> {
         let Self { model, hardware, settings } = self;
-        let rank_micro_batches = settings
-            .rank_micro_batches
-            .unwrap_or(settings.micro_batches / world_size)
-            .clamp(1, rank_batch.max(1));
+        let rank_micro_batches = settings.micro_batches_per_rank(world_size, rank_batch);
         let group = settings.group_size;
         let mut modes = vec![(Sharding::None, 1)];
         if world_size > 1 {

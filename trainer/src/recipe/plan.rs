@@ -259,6 +259,20 @@ impl Plan {
         RunLength { n_samples: self.n_samples, batch_size, total_steps: self.total_steps }
     }
 
+    /// Returns the number of steps of the run, after the first `done`, that are followed by probes:
+    /// those at intervals, and the last.
+    pub fn n_probes_after(&self, done: u64) -> u64 {
+        let every = self.recipe.run.probe_every_steps;
+        if done >= self.total_steps {
+            return 0;
+        }
+        if every == 0 {
+            return 1;
+        }
+        let at_intervals = self.total_steps / every - done / every;
+        at_intervals + u64::from(!self.total_steps.is_multiple_of(every))
+    }
+
     /// Returns the schedules of the run.
     pub fn schedules(&self) -> Schedules {
         let optim = &self.recipe.optim;
@@ -413,6 +427,19 @@ fn greatest_common_divisor(a: usize, b: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use crate::conformance::plans;
+
+    #[test]
+    fn probes_are_due_at_intervals_and_after_the_last_step() {
+        let mut plan = plans(&[]).remove(0);
+        plan.total_steps = 10;
+        for (every, due) in [(0, vec![10]), (3, vec![3, 6, 9, 10]), (5, vec![5, 10]), (20, vec![10])] {
+            plan.recipe.run.probe_every_steps = every;
+            for done in 0..=12 {
+                let left = due.iter().filter(|step| **step > done).count() as u64;
+                assert_eq!(plan.n_probes_after(done), left, "every {every}, after {done}");
+            }
+        }
+    }
 
     #[test]
     fn both_ends_of_the_warm_up_scale_with_the_batch_size() {

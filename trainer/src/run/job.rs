@@ -29,12 +29,16 @@ pub struct Progress {
     pub total_steps: u64,
     /// Loss of the last step.
     pub loss: f64,
-    /// Images per second, over the last step and all ranks.
-    pub images_per_s: f64,
+    /// Images of a step, over all ranks.
+    pub batch_size: usize,
+    /// Seconds of the last step, without probes, pictures and checkpoints.
+    pub step_s: f64,
     /// Milliseconds that the last step waited for a batch.
     pub data_wait_ms: f64,
     /// Passes over the data set.
     pub epoch: f64,
+    /// Number of steps after which probes run, from this one on.
+    pub probes_left: u64,
 }
 
 /// Receiver of a run's reports.
@@ -47,8 +51,12 @@ pub trait Observer {
     fn warned(&mut self, message: &str);
     /// Called with an event that is shown each time.
     fn happened(&mut self, message: &str);
+    /// Called before the probes of a step, on rank 0.
+    fn probing(&mut self, step: u64);
     /// Called after a probe.
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]);
+    /// Called after the probes of a step, which have taken `seconds`.
+    fn probes_ended(&mut self, seconds: f64);
 }
 
 /// An observer that shows nothing.
@@ -64,7 +72,11 @@ impl Observer for Quiet {
 
     fn happened(&mut self, _message: &str) {}
 
+    fn probing(&mut self, _step: u64) {}
+
     fn probed(&mut self, _step: u64, _name: &str, _numbers: &[(String, f64)]) {}
+
+    fn probes_ended(&mut self, _seconds: f64) {}
 }
 
 /// A frozen network with its weights.

@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::mem::{Discriminant, discriminant};
 use std::path::Path;
+use std::time::Instant;
 
 use burn_tensor::Tensor;
 use kernels::ops::product_reports;
@@ -84,13 +85,15 @@ impl Journal {
         self.record_warnings(step, &[(Concern::NotFinite, reason)])
     }
 
-    /// Reports a step to the observer.
+    /// Reports a step to the observer. `probes_left` is the number of steps after which probes run,
+    /// from this one on.
     pub(super) fn report_step(
         &mut self,
         trainer: &Trainer,
         plan: &Plan,
         report: &StepReport,
         time: StepTime,
+        probes_left: u64,
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let done = trainer.state.step;
@@ -98,9 +101,11 @@ impl Journal {
             step: done,
             total_steps: plan.total_steps,
             loss: report.loss,
-            images_per_s: plan.recipe.optim.batch_size as f64 / time.seconds,
+            batch_size: plan.recipe.optim.batch_size,
+            step_s: time.seconds,
             data_wait_ms: time.data_wait_ms,
             epoch: done as f64 * plan.recipe.optim.batch_size as f64 / plan.n_samples.max(1) as f64,
+            probes_left,
         });
         if !report.finite && trainer.topology().rank == 0 {
             let step = done - 1;
@@ -238,8 +243,8 @@ fn embeddings(trainer: &Trainer, plan: &Plan, report: &StepReport) -> Result<Ten
     Ok(images.reshape([b * width / d, d]))
 }
 
-/// Runs all probes on the evaluated network and returns their numbers, which are empty except on
-/// rank 0. All ranks call it.
+/// Runs all probes on the evaluated network and returns their numbers and their time, which are
+/// empty except on rank 0. All ranks call it.
 fn probe_all(
     trainer: &Trainer,
     plan: &Plan,
@@ -248,7 +253,9 @@ fn probe_all(
     observer: &mut dyn Observer,
 ) -> Result<Vec<(String, f64)>, TrainError> {
     let mut row = Vec::new();
+    let start = Instant::now();
     let Some(network) = evaluated_network(trainer, plan)? else { return Ok(row) };
+    observer.probing(step);
     for probe in probes {
         let name = probe.name().to_string();
         let numbers =
@@ -256,5 +263,8 @@ fn probe_all(
         observer.probed(step, &name, &numbers);
         row.extend(numbers.into_iter().map(|(key, value)| (format!("{name}/{key}"), value)));
     }
+    let seconds = start.elapsed().as_secs_f64();
+    observer.probes_ended(seconds);
+    row.push(("time/probe_ms".into(), 1e3 * seconds));
     Ok(row)
 }

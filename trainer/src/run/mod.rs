@@ -2,6 +2,7 @@
 
 mod clock;
 pub mod data;
+mod duration;
 mod evaluated;
 mod event_message;
 pub mod events;
@@ -20,6 +21,7 @@ mod stream;
 pub mod telemetry;
 mod workdir;
 
+pub use duration::{format_duration, format_time};
 pub use health::Concern;
 pub use heartbeat::host_name;
 pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress, Quiet};

@@ -236,10 +236,11 @@ impl<'a> Run<'a> {
             return Ok((report, next));
         }
         let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
+        let probes_left = if probes.is_empty() { 0 } else { self.plan.n_probes_after(step) };
         let Self { journal, trainer, plan, heartbeat, .. } = self;
         let reported = journal
             .report_kernels(step, rank, observer)
-            .and_then(|()| journal.report_step(trainer, plan, &report, time, observer));
+            .and_then(|()| journal.report_step(trainer, plan, &report, time, probes_left, observer));
         let logged =
             journal.log(trainer, plan, &report, &scheduled_values, time, probes, heartbeat, observer);
         let workdir_check = workdir::check(self.job.workdir, self.lock.as_ref());

@@ -3,6 +3,8 @@
 use ranks::EngineError;
 use ranks::communicator::Communicator;
 
+use super::duration::format_time;
+
 /// Multiple of the median busy time above which a rank is slow.
 const LATE: f64 = 1.3;
 
@@ -79,8 +81,11 @@ fn judge(step: u64, times: &mut [BusyTime]) -> Lateness {
     for BusyTime { rank, busy_ms, data_wait_ms } in times.iter() {
         if *busy_ms > LATE * median && *busy_ms > median + LEAST_MS {
             warnings.push(format!(
-                "step {step}: rank {rank} slows the others down: busy for {busy_ms:.0} ms, \
-                 {data_wait_ms:.0} ms of them waiting for data; the median is {median:.0} ms"
+                "step {step}: rank {rank} slows the others down: busy for {}, {} of that waiting for data; \
+                 the median is {}",
+                format_time(1e-3 * busy_ms),
+                format_time(1e-3 * data_wait_ms),
+                format_time(1e-3 * median)
             ));
         }
     }

@@ -36,9 +36,9 @@ pub(crate) struct Args {
     /// Micro-batches per rank and step [default: from the recipe's optim.micro_batches].
     #[arg(long, alias = "rank-parts")]
     pub(super) rank_micro_batches: Option<usize>,
-    /// Worker threads per rank; 1 for GPUs.
-    #[arg(long, default_value_t = 1)]
-    pub(super) workers: usize,
+    /// Worker threads per rank [default: on this machine those of a run, otherwise 1].
+    #[arg(long)]
+    pub(super) workers: Option<usize>,
     /// Memory per rank, in GB [default: the GPU's, or this machine's memory per rank].
     #[arg(long)]
     pub(super) memory_gb: Option<f64>,
@@ -134,7 +134,7 @@ pub(super) fn check(args: &Args) -> anyhow::Result<()> {
     if args.ranks.contains(&0)
         || args.ranks_per_node == Some(0)
         || args.rank_micro_batches == Some(0)
-        || args.workers == 0
+        || args.workers == Some(0)
     {
         bail!("--ranks, --ranks-per-node, --rank-micro-batches and --workers must be at least 1");
     }

@@ -4,16 +4,13 @@ use anyhow::bail;
 use kernels::device::Opened;
 use session::machine;
 use trainer::Recipe;
-use trainer::bench::step::matrix_peak;
-use trainer::estimate::{EFFICIENCY, Fabric, GPUS, Gpu, Hardware, Latency, Speed};
+use trainer::bench::speed::{Load, machine_speed};
+use trainer::cost::ModelCost;
+use trainer::estimate::{EFFICIENCY, Fabric, GPUS, Gpu, Hardware, Latency, PlannerSettings, Speed};
 use trainer::step::precision::{Arithmetic, Precision};
 
 use super::flags::Args;
 use super::units::GB;
-
-/// Rows of the matrix whose product measures a CPU: large enough to reach its rate, small enough to
-/// be fast.
-const MATRIX_ROWS: usize = 768;
 
 /// Share of a GPU's memory that a run uses.
 const USABLE: f64 = 0.8;
@@ -21,8 +18,36 @@ const USABLE: f64 = 0.8;
 /// Bandwidth within a node if no GPU and no flag states it, in GB/s.
 const LOCAL_GB_S: f64 = 370.0;
 
-/// Returns the hardware that the flags name; measures this machine if they name no other.
-pub(super) fn read_hardware(args: &Args, recipe: Option<&Recipe>) -> anyhow::Result<Hardware> {
+/// Returns whether the flags name no other hardware than this machine.
+pub(super) fn is_this_machine(args: &Args) -> bool {
+    args.gpu == "cpu" && args.tflops.is_none()
+}
+
+/// Returns the number of ranks on a node.
+pub(super) fn ranks_per_node(args: &Args) -> usize {
+    args.ranks_per_node.unwrap_or(if is_this_machine(args) { 1 } else { 8 })
+}
+
+/// Returns the number of workers of a rank.
+pub(super) fn n_workers(args: &Args, recipe: Option<&Recipe>) -> usize {
+    let of_recipe = recipe.map_or(0, |recipe| recipe.run.workers);
+    match args.workers {
+        Some(workers) => workers,
+        None if !is_this_machine(args) => 1,
+        None if of_recipe > 0 => of_recipe,
+        None => machine::rank_resources(ranks_per_node(args), 1, &Opened::cpu()).n_workers,
+    }
+}
+
+/// Returns the hardware that the flags name. If they name no other, measures this machine with the
+/// share of a step of `model` that each of `world_size` ranks has.
+pub(super) fn read_hardware(
+    args: &Args,
+    recipe: Option<&Recipe>,
+    model: &ModelCost,
+    settings: &PlannerSettings,
+    world_size: usize,
+) -> anyhow::Result<Hardware> {
     let gpu = Gpu::named(&args.gpu);
     if gpu.is_none() && args.gpu != "cpu" {
         bail!(
@@ -35,14 +60,18 @@ pub(super) fn read_hardware(args: &Args, recipe: Option<&Recipe>) -> anyhow::Res
     let Precision { head_gather, head_reduce, .. } = stated;
     let precision =
         if args.bf16 { Precision { head_gather, head_reduce, ..Precision::BF16 } } else { stated };
-    let is_this_machine = gpu.is_none() && args.tflops.is_none();
-    let ranks_per_node = args.ranks_per_node.unwrap_or(if is_this_machine { 1 } else { 8 });
+    let ranks_per_node = ranks_per_node(args);
     let memory_gb = args.memory_gb.or(gpu.map(|gpu| USABLE * gpu.memory_gb));
     let link_gb_s = args.local_gb_s.or(gpu.map(|gpu| gpu.link_gb_s)).unwrap_or(LOCAL_GB_S);
     let speed = match (args.tflops, gpu) {
         (Some(tflops), _) => Speed::Sustained(tflops * 1e12),
         (None, Some(gpu)) => Speed::DataSheet(gpu),
-        (None, None) => Speed::Sustained(matrix_peak(&Opened::cpu().device, MATRIX_ROWS, precision.compute)),
+        (None, None) => {
+            let rank_batch = settings.images_per_rank(world_size);
+            let n_micro_batches = settings.micro_batches_per_rank(world_size, rank_batch);
+            let load = Load::new(rank_batch, n_micro_batches, settings.workers, precision.compute);
+            Speed::Measured(machine_speed(model, load, &Opened::cpu().device))
+        }
     };
     Ok(Hardware {
         memory_bytes: match memory_gb {
@@ -85,13 +114,12 @@ pub(super) fn describe(args: &Args, hardware: &Hardware) -> String {
                 ""
             }
         ),
-        Speed::Sustained(flops) => format!(
-            "{memory}; {:.3} TFLOP/s, {}",
-            flops / 1e12,
-            match args.tflops {
-                Some(_) => "as given",
-                None => "measured on this machine: a lower bound on the time",
-            }
+        Speed::Measured(speed) => format!(
+            "{memory}; about {:.3} TFLOP/s and {:.1} GB/s, measured on this machine with products and \
+             activations of a step",
+            speed.flops_per_s / 1e12,
+            speed.bytes_per_s / GB
         ),
+        Speed::Sustained(flops) => format!("{memory}; {:.3} TFLOP/s, as given", flops / 1e12),
     }
 }

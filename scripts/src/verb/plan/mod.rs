@@ -8,29 +8,30 @@ mod units;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use session::open_frozen;
-use trainer::Recipe;
+use session::{open_frozen, resident};
 use trainer::checkpoint::simulate;
 use trainer::cost::{ModelCost, UnitCost, checked_preset, model_cost};
-use trainer::estimate::{
-    CandidateEstimate, DividedModel, Hardware, Planner, PlannerSettings, Speed, goodput, plan_to_json,
-};
+use trainer::estimate::{CandidateEstimate, DividedModel, Planner, PlannerSettings, goodput, plan_to_json};
+use trainer::{Plan, Recipe};
 
 use self::units::{GB, HOUR_S};
+use crate::forecast::MemoryNeed;
 use crate::recipes;
 pub(crate) use flags::Args;
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     flags::check(args)?;
-    let PlanRequest { model, divided, recipe, steps } = read_request(args)?;
-    let hardware = hardware::read_hardware(args, recipe.as_ref())?;
-    let is_this_machine = args.tflops.is_none() && matches!(hardware.speed, Speed::Sustained(_));
+    let PlanRequest { model, divided, plan } = read_request(args)?;
+    let recipe = plan.as_ref().map(|plan| &plan.recipe);
+    let steps = plan.as_ref().map(|plan| plan.total_steps);
+    let is_this_machine = hardware::is_this_machine(args);
     let ranks: &[usize] = match args.ranks.as_slice() {
         [] if is_this_machine => &[1],
         [] => &[1, 8, 64],
         ranks => ranks,
     };
-    let settings = settings(args, recipe.as_ref(), ranks, &hardware);
+    let settings = settings(args, recipe, ranks);
+    let hardware = hardware::read_hardware(args, recipe, &model, &settings, ranks[0])?;
     print_networks(&model);
     out!("{}", hardware::describe(args, &hardware));
     if let Some(steps) = steps {
@@ -59,6 +60,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for line in &advice {
         out!("{line}");
     }
+    let needs = match &plan {
+        Some(plan) if is_this_machine => memory_needs(plan, &model, &lines, hardware.fabric.ranks_per_node),
+        _ => Vec::new(),
+    };
+    print_memory_needs(&lines, &needs);
     if model.n_parts() > 1 {
         out!(
             "omitted: modes whose shard groups method.prototype_group = {} does not divide",
@@ -72,7 +78,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         print_simulation(ranks, &model)?;
     }
     if args.json {
-        out!("{}", plan_to_json(&model, &lines));
+        let mut table = plan_to_json(&model, &lines);
+        for (index, need) in needs.iter().enumerate() {
+            table["rows"][index]["process_bytes"] = need.needed_bytes.into();
+        }
+        out!("{table}");
     }
     if !lines.iter().any(|line| line.candidate.fits) {
         bail!("{}", planner.what_would_fit(ranks, divided.as_ref()));
@@ -85,9 +95,8 @@ struct PlanRequest {
     model: ModelCost,
     /// Model with divided units, if none are so far and some are large.
     divided: Option<DividedModel>,
-    recipe: Option<Recipe>,
-    /// Steps of the run, if a recipe states them.
-    steps: Option<u64>,
+    /// Plan of the recipe, if there is one.
+    plan: Option<Plan>,
 }
 
 /// Reads the model and the recipe that the flags name.
@@ -96,22 +105,22 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
         let model = checked_preset(name, args.max_unit_parameters)?;
         let is_divided = args.max_unit_parameters.is_some();
         let divided = if is_divided { None } else { DividedModel::from_preset(&model) };
-        return Ok(PlanRequest { model, divided, recipe: None, steps: None });
+        return Ok(PlanRequest { model, divided, plan: None });
     }
     let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
     open_frozen(&mut recipe, None)?;
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
-    let plan = trainer::resolve(recipe.clone(), args.images)?;
+    let plan = trainer::resolve(recipe, args.images)?;
     plan.check_unit_sizes()?;
     let model = model_cost(&plan)?;
-    let is_divided = recipe.run.max_unit_parameters.is_some();
+    let is_divided = plan.recipe.run.max_unit_parameters.is_some();
     let divided = if is_divided { None } else { DividedModel::from_plan(&model, &plan) };
-    Ok(PlanRequest { model, divided, recipe: Some(recipe), steps: Some(plan.total_steps) })
+    Ok(PlanRequest { model, divided, plan: Some(plan) })
 }
 
 /// Returns the settings of the flags, or else of the recipe.
-fn settings(args: &Args, recipe: Option<&Recipe>, ranks: &[usize], hardware: &Hardware) -> PlannerSettings {
-    let ranks_per_node = hardware.fabric.ranks_per_node;
+fn settings(args: &Args, recipe: Option<&Recipe>, ranks: &[usize]) -> PlannerSettings {
+    let ranks_per_node = hardware::ranks_per_node(args);
     let stated = match recipe {
         Some(recipe) => PlannerSettings::from_recipe(recipe, ranks_per_node),
         None => {
@@ -124,8 +133,40 @@ fn settings(args: &Args, recipe: Option<&Recipe>, ranks: &[usize], hardware: &Ha
         rank_micro_batches: args.rank_micro_batches,
         group_size: args.group.unwrap_or(stated.group_size),
         keep: args.keep.or(stated.keep),
-        workers: args.workers,
+        workers: hardware::n_workers(args, recipe),
         ..stated
+    }
+}
+
+/// Returns the memory of the processes that run `plan` on this machine in each way of `lines`, of
+/// which there are at most `ranks_per_node`.
+fn memory_needs(
+    plan: &Plan,
+    model: &ModelCost,
+    lines: &[CandidateEstimate],
+    ranks_per_node: usize,
+) -> Vec<MemoryNeed> {
+    let mut needs = Vec::with_capacity(lines.len());
+    for line in lines {
+        let placement = &line.candidate.placement;
+        let n_local = placement.world_size.min(ranks_per_node);
+        needs.push(MemoryNeed::of_processes(&resident(plan, model, placement, 0, None), n_local));
+    }
+    needs
+}
+
+/// Prints the memory that each of `lines` needs on this machine.
+fn print_memory_needs(lines: &[CandidateEstimate], needs: &[MemoryNeed]) {
+    for (line, need) in lines.iter().zip(needs) {
+        let mode = match lines {
+            [_] => String::new(),
+            _ => format!("{} ranks, {}: ", line.candidate.placement.world_size, line.candidate.mode()),
+        };
+        out!(
+            "{mode}needs about {} of memory on this machine: the peak, a checkpoint, the program, views, \
+             and what the allocator keeps",
+            need.in_words()
+        );
     }
 }
 
