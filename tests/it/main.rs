@@ -92,6 +92,8 @@ mod network;
 /// Two nodes on this machine.
 #[cfg(feature = "mpi")]
 mod nodes;
+/// Model cards: what a network began with.
+mod origins;
 /// Folders, archives and lists in other layouts.
 mod others;
 /// Output that cannot be written.

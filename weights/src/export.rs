@@ -1,7 +1,6 @@
 //! Networks to be written, and the facts that their cards state.
 
-use networks::ModelConfig;
-use networks::NamedTensor;
+use networks::{ModelConfig, NamedTensor, Origin};
 
 use crate::precision::Precision;
 use crate::preprocessing::Preprocessing;
@@ -32,6 +31,8 @@ pub struct Card {
     pub plan: Option<String>,
     /// Sentence about the images that it was trained on, and how often.
     pub data: Option<String>,
+    /// Weights that it began with, the latest first.
+    pub origins: Vec<Origin>,
     /// Scores in evaluations.
     pub scores: Vec<Score>,
     /// Version of the program.

@@ -118,8 +118,9 @@ pub(crate) fn model_card(path: &Path, backbone: &Backbone) -> anyhow::Result<Car
     let Some(manifest) = &backbone.manifest else {
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
         let name = name.unwrap_or_else(|| "backbone".into());
-        let data = Some(format!("Weights of {}, converted.", backbone.origin));
-        return Ok(Card { name, data, version, ..Card::default() });
+        let data = Some(format!("Weights of {}, converted.", backbone.provenance.library));
+        let origins = backbone.provenance.origins(path, &backbone.tensors);
+        return Ok(Card { name, data, origins, version, ..Card::default() });
     };
     let scores = match find_workdir(path) {
         Some(workdir) => report::scores_at(workdir, &backbone.network_name, manifest.step)?,
@@ -132,6 +133,7 @@ pub(crate) fn model_card(path: &Path, backbone: &Backbone) -> anyhow::Result<Car
         name: plan.recipe.name.clone(),
         plan: Some(plan.to_toml()),
         data: Some(trained_on(manifest)),
+        origins: backbone.provenance.began_with.clone(),
         scores: scores.collect(),
         version,
     })
