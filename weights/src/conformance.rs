@@ -231,6 +231,44 @@ fn origins_and_licenses_are_in_cards_and_files() {
     assert!(n_formats >= 4, "{n_formats} formats");
 }
 
+/// A file of parameters by Ocelli's names has a program that loads it, as files for other libraries
+/// have: with a constructor, except for networks that no library has.
+#[test]
+fn cards_of_files_have_a_program_in_python() {
+    let card = Card::default();
+    let mut n_built = 0;
+    let mut n_listed = 0;
+    for model in ModelConfig::examples() {
+        let tensors = tensors(&model);
+        let export = Export {
+            model: &model,
+            tensors: &tensors,
+            preprocessing: Preprocessing::with_size(
+                model.image_px() as u32,
+                networks::Normalization::half(model.n_channels()),
+            ),
+            network_name: "network",
+            precision: Precision::F32,
+            card: &card,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = export_path(folder.path(), Format::Safetensors);
+        let files = write(&path, Format::Safetensors, &export, false).unwrap();
+        let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
+        let (_, rest) = text.split_once("```python\n").unwrap();
+        let (program, rest) = rest.split_once("```").unwrap();
+        assert!(program.contains("load_file(\"a.safetensors\")"), "{model:?}: {program}");
+        assert!(rest.contains("ocelli embed --checkpoint \"a.safetensors\""), "{model:?}: {rest}");
+        if program.contains("has no constructor of this network") {
+            n_listed += 1;
+        } else {
+            assert!(program.contains("model.load_state_dict("), "{model:?}: {program}");
+            n_built += 1;
+        }
+    }
+    assert!(n_built >= 6 && n_listed >= 1, "{n_built} built, {n_listed} listed");
+}
+
 /// Licenses as timm and Hugging Face state them, beside the weights.
 #[test]
 fn licenses_are_read_from_the_folder_of_weights() {

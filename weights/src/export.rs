@@ -22,6 +22,20 @@ pub struct Export<'a> {
     pub card: &'a Card,
 }
 
+impl Export<'_> {
+    /// Returns the same without the values of the parameters, to find out what a format can hold.
+    pub(crate) fn without_values(&self) -> Self {
+        Self {
+            model: self.model,
+            tensors: &[],
+            preprocessing: self.preprocessing.clone(),
+            network_name: self.network_name,
+            precision: self.precision,
+            card: self.card,
+        }
+    }
+}
+
 /// Origin and scores of a network, for its card.
 #[derive(Debug, Clone, Default)]
 pub struct Card {

@@ -7,7 +7,7 @@ use augment::{Decoding, Depth, Fill, FillRule};
 use networks::Origin;
 
 use super::format::Format;
-use super::program::{Program, program};
+use super::program::{embed_command, program};
 use crate::backbone::exchange_of;
 use crate::export::Export;
 use crate::preprocessing::Preprocessing;
@@ -34,8 +34,10 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         let _ = writeln!(out, "{data}\n");
     }
     out.push_str(&origins_text(&card.origins));
-    let Program { language, text } = program(path, format, export);
-    let _ = writeln!(out, "## Use\n\n```{language}\n{text}```\n");
+    let _ = writeln!(out, "## Use\n\n```python\n{}```\n", program(path, format, export));
+    if format == Format::Safetensors {
+        let _ = writeln!(out, "The same by Ocelli:\n\n```sh\n{}\n```\n", embed_command(path));
+    }
     let Preprocessing { pixels, transform, decoding } = &export.preprocessing;
     let format = pixels.format();
     let values = match (format.is_rgb8(), format.depth) {
