@@ -23,6 +23,7 @@ mod shards;
 mod signals;
 mod storage;
 mod verb;
+mod weights_report;
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
@@ -75,7 +76,7 @@ enum Verb {
     Curate(verb::curate::Args),
     /// List the runs below a folder: step, loss, best score, state, time left.
     Runs(verb::runs::Args),
-    /// Write one HTML page about a run, or about several side by side.
+    /// Write one HTML page about a run, about several side by side, or about weights of any library.
     Report(verb::report::Args),
     /// Send the recipe, metrics, scores and pictures of runs to an MLflow server.
     Track(verb::track::Args),
