@@ -27,4 +27,4 @@ pub use page::{Report, is_page, write_page};
 pub use run::Run;
 pub use run::overview::Overview;
 pub use run::scores::{ScoreAt, named_scores, scores_at};
-pub use run::start::Start;
+pub use run::start::{Start, shell_quote};

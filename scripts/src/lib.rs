@@ -18,6 +18,7 @@ mod parts;
 mod pictures;
 mod progress;
 mod recipes;
+mod run_end;
 mod run_progress;
 mod shards;
 mod signals;
@@ -74,7 +75,7 @@ enum Verb {
     /// Select images by their features: remove near-duplicates, balance clusters, retrieve images
     /// similar to given ones.
     Curate(verb::curate::Args),
-    /// List the runs below a folder: step, loss, best score, state, time left.
+    /// List the runs below a folder: step, loss, scores, state, time left.
     Runs(verb::runs::Args),
     /// Write one HTML page about a run, about several side by side, or about weights of any library.
     Report(verb::report::Args),

@@ -77,4 +77,5 @@ pub use network::{Backbone, model_of};
 pub use probe::ScoringProbe;
 pub use provenance::{Provenance, find_workdir};
 pub use stages::{Connected, Fitted, Resolved, Session, check_types, plan_alone, plan_on_ranks};
+pub use stored::check_export;
 pub use watch::{Evaluation, WatchEvent, Watched};

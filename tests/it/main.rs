@@ -126,6 +126,8 @@ mod recipes;
 mod report;
 /// Killed and stopped runs continue bit for bit.
 mod resume;
+/// The end of a run: scores, export, and the next commands.
+mod run_end;
 /// Passwords, signatures and commands in shard lists.
 mod secrets;
 /// HTTP and S3 servers, with and without faults.

@@ -31,11 +31,13 @@ function overview() {
     if (o.collapsed) states.push(" ", el("span", { class: "state collapsed" }, "collapsed"));
     return [el("span", { title: run.workdir }, named(i)), run.recipe, o.method, o.backbone, el("span", {}, ...states),
       `${o.step.toLocaleString("en")} of ${o.total_steps.toLocaleString("en")}`, short(o.loss),
-      o.best ? el("span", { title: o.best.about }, `${o.best.metric} ${o.best.value.toFixed(2)}`) : null, short(o.images_per_s), duration(o.seconds_left)];
+      o.best ? el("span", { title: `${o.best.words}; ${o.best.about}` }, `${o.best.metric} ${o.best.course}`) : null, short(o.images_per_s), duration(o.seconds_left)];
   });
-  const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "best score", "images/s", "time left"];
+  const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "score: first → best → last", "images/s", "time left"];
+  const scored = runs.filter((run) => run.overview.best);
   const why = runs.filter((run) => ["died", "failed"].includes(run.overview.state));
   return [table(headings, rows, [5, 6, 8, 9]),
+    ...scored.map((run) => el("p", { class: "note" }, `${several ? `${run.overview.name}: ` : ""}${run.overview.best.words}; ${run.overview.best.about}.`)),
     ...why.map((run) => el("p", { class: "note" }, `${run.overview.name} ${run.overview.why}`))];
 }
 

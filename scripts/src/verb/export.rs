@@ -14,10 +14,11 @@ use serde_json::json;
 use session::{Backbone, find_workdir};
 use trainer::Plan;
 use trainer::checkpoint::Manifest;
-use weights::{Card, Format, Precision, Score};
+use weights::{Card, Format, Hints, Precision, Score};
 
 use crate::console::say;
 use crate::network_flags::WeightFlags;
+use crate::run_end::path_in_run;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
@@ -84,17 +85,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     let written: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     out!("{} written: {}", backbone.network_name, written.join(", "));
-    if format == Format::Dinov3
-        && let ModelConfig::Vit(config) = &backbone.model
-        && (config.norm_epsilon - 1e-5).abs() > 1e-9
-    {
-        say(format!(
-            "note: the layer norms use ε = {:e}, which this format cannot record (DINOv3's own networks \
-             use 1e-5): use the constructor in the model card, or pass --norm-epsilon {:e} when ocelli \
-             reads the file",
-            config.norm_epsilon, config.norm_epsilon
-        ));
-    }
+    note_epsilon(format, &backbone.model);
     if args.json {
         let scores: Vec<_> = scores
             .iter()
@@ -110,6 +101,32 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         );
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Notes that a format does not record the ε of layer norms, if it is not that of its library.
+fn note_epsilon(format: Format, model: &ModelConfig) {
+    if format == Format::Dinov3
+        && let ModelConfig::Vit(config) = model
+        && (config.norm_epsilon - 1e-5).abs() > 1e-9
+    {
+        say(format!(
+            "note: the layer norms use ε = {:e}, which this format cannot record (DINOv3's own networks \
+             use 1e-5): use the constructor in the model card, or pass --norm-epsilon {:e} when ocelli \
+             reads the file",
+            config.norm_epsilon, config.norm_epsilon
+        ));
+    }
+}
+
+/// Exports the backbone of the run in `workdir` into that folder, as `export` does without flags;
+/// returns the path. An earlier export of the run is replaced, like its report.
+pub(crate) fn export_beside(workdir: &Path, format: Format) -> anyhow::Result<PathBuf> {
+    let backbone = Backbone::open(workdir, &Hints::default())?;
+    let card = model_card(workdir, &backbone)?;
+    let path = path_in_run(workdir, format);
+    backbone.export(&path, format, Precision::F32, &card, true)?;
+    note_epsilon(format, &backbone.model);
+    Ok(path)
 }
 
 /// Collects the facts about `backbone`, which comes from `path`.
