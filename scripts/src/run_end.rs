@@ -161,17 +161,16 @@ fn has_classes(dataset: &Dataset) -> bool {
     }
     let n = dataset.n_samples();
     let n_read = n.min(N_CLASSES_READ);
-    let mut first: Option<Vec<String>> = None;
+    let mut seen: Vec<Vec<String>> = Vec::new();
     for index in 0..n_read {
         let Ok(classes) = dataset.classes(SampleId(index * n / n_read)) else { continue };
         if classes.is_empty() {
             continue;
         }
-        match &first {
-            Some(first) if *first != classes => return true,
-            Some(_) => {}
-            None => first = Some(classes),
+        if seen.last().is_some_and(|last| *last != classes) {
+            return true;
         }
+        seen.push(classes);
     }
     false
 }
