@@ -1,7 +1,7 @@
 //! Self-contained HTML pages: templates into which style, scripts and data are inserted.
 //!
-//! Everything that comes from a run, from weights or from a data set reaches a page as JSON, and the
-//! scripts set it as text: no name of a file or class can become markup.
+//! Everything that comes from a run, from weights or from a data set reaches a page as JSON, and
+//! the scripts set it as text: no name of a file or class can become markup.
 
 use serde_json::Value;
 

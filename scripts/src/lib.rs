@@ -77,7 +77,8 @@ enum Verb {
     Curate(verb::curate::Args),
     /// List the runs below a folder: step, loss, scores, state, time left.
     Runs(verb::runs::Args),
-    /// Write one HTML page about a run, about several side by side, or about weights of any library.
+    /// Write one HTML page about a run, about several side by side, or about weights of any
+    /// library.
     Report(verb::report::Args),
     /// Send the recipe, metrics, scores and pictures of runs to an MLflow server.
     Track(verb::track::Args),

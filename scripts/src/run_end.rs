@@ -34,8 +34,8 @@ pub(crate) fn print_scores(workdir: &Path) {
     }
 }
 
-/// Warns if an earlier start of the run in `workdir` had probes: a start without them does not go on
-/// scoring the run.
+/// Warns if an earlier start of the run in `workdir` had probes: a start without them does not go
+/// on scoring the run.
 pub(crate) fn warn_of_missing_probes(workdir: &Path) {
     // Without a list of starts, nothing is known of earlier ones.
     let Ok(starts) = Start::read_all(workdir) else { return };

@@ -137,8 +137,8 @@ fn open_fork(recipe: &Recipe, from: &Path) -> Result<Checkpoint, SessionError> {
     }
 }
 
-/// Returns the origins of a run that is forked from `checkpoint`, the newest or the given one of the
-/// run `from`.
+/// Returns the origins of a run that is forked from `checkpoint`, the newest or the given one of
+/// the run `from`.
 fn origins_of_fork(checkpoint: &Checkpoint, from: &Path) -> Result<Vec<Origin>, SessionError> {
     let (tensors, _) = checkpoint.backbone(None)?;
     Ok(Provenance::of_checkpoint(&checkpoint.manifest).origins(from, &tensors))

@@ -1,5 +1,5 @@
-//! The end of a run: scores from the first to the last, the export, and the commands that come next;
-//! and a start that has lost the probes of earlier ones.
+//! The end of a run: scores from the first to the last, the export, and the commands that come
+//! next; and a start that has lost the probes of earlier ones.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;

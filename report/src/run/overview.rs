@@ -56,8 +56,8 @@ pub struct Best {
     pub last: StepScore,
     /// The three values: `18.5 → 48.4 → 47.9`; one value if there is one score.
     pub course: String,
-    /// The three in a sentence: `k-NN (20) 18.5 % at the start, best 48.4 % at step 800, last 47.9 %
-    /// at step 1000`.
+    /// The three in words: `k-NN (20) 18.5 % at the start, best 48.4 % at step 800, last 47.9 % at
+    /// step 1000`.
     pub words: String,
 }
 
@@ -166,9 +166,9 @@ fn collapsed(run: &Run) -> bool {
 }
 
 /// Returns the highest score of one kind of the run's evaluations, or else of its probe, with the
-/// first and the last of the kind: of [`USUAL`], or else of an accuracy, fitted on other images than
-/// those it is measured on, on the most images; the kind that was scored most often if there are
-/// several.
+/// first and the last of the kind: of [`USUAL`], or else of an accuracy, fitted on other images
+/// than those it is measured on, on the most images; the kind that was scored most often if there
+/// are several.
 fn best(run: &Run) -> Option<Best> {
     let percentages = run.evaluations.scores.iter().filter(|(kind, _)| !kind.measure.is_empty());
     let highest = percentages.max_by_key(|(kind, scores)| {

@@ -70,8 +70,8 @@ pub(crate) struct Args {
     /// Override a recipe value: `--set optim.batch_size=32`. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Export the backbone after the last step, into the folder export-FORMAT of the work directory:
-    /// safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx.
+    /// Export the backbone after the last step, into the folder export-FORMAT of the work
+    /// directory: safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx.
     #[arg(long, value_name = "FORMAT")]
     export: Option<Format>,
     #[command(flatten)]
@@ -165,7 +165,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that the requested format of the export, if there is one, can hold the network of `recipe`.
+/// Checks that the requested format of the export, if there is one, can hold the network of
+/// `recipe`.
 fn check_format(requested: Option<Format>, recipe: &Recipe) -> anyhow::Result<()> {
     let Some(format) = requested else { return Ok(()) };
     let Err(error) = check_export(recipe, format) else { return Ok(()) };

@@ -112,8 +112,8 @@ impl Plan {
         toml::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// Returns the weights that the run began with, the latest first. Of a run that an older release
-    /// began, only the path and the fingerprint of those that its recipe names are known.
+    /// Returns the weights that the run began with, the latest first. Of a run that an older
+    /// release began, only the path and the fingerprint of those that its recipe names are known.
     pub fn began_with(&self) -> Vec<Origin> {
         if let Some(init) = &self.recipe.init
             && self.origins.is_empty()

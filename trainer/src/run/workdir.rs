@@ -127,9 +127,9 @@ fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> 
     Err(TrainError::RecipeMismatch { workdir: workdir.to_path_buf(), key, there, here })
 }
 
-/// Sets what a resumed run takes from `previous`, the plan of the run so far: the number of workers,
-/// if the recipe leaves it open, and the weights that the run began with. Warns of changes that make
-/// results differ by rounding.
+/// Sets what a resumed run takes from `previous`, the plan of the run so far: the number of
+/// workers, if the recipe leaves it open, and the weights that the run began with. Warns of changes
+/// that make results differ by rounding.
 fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str)) {
     if plan.recipe.run.workers == 0 && plan.world_size == previous.world_size {
         plan.n_workers = previous.n_workers;

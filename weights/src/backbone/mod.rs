@@ -105,14 +105,14 @@ pub(crate) trait Exchange {
         None
     }
 
-    /// Returns Python code that builds a network whose parameters have Ocelli's names; `None` if that
-    /// is not possible, or if timm's constructor builds it, with [`Exchange::python_renames`].
+    /// Returns Python code that builds a network whose parameters have Ocelli's names; `None` if
+    /// that is not possible, or if timm's constructor builds it, with [`Exchange::python_renames`].
     fn own_python(&self) -> Option<PythonNetwork> {
         None
     }
 
-    /// Returns Python statements that give `weights`, the parameters by Ocelli's names, the names of
-    /// timm, each with its newline; empty if these are the same.
+    /// Returns Python statements that give `weights`, the parameters by Ocelli's names, the names
+    /// of timm, each with its newline; empty if these are the same.
     fn python_renames(&self) -> String {
         String::new()
     }
