@@ -19,11 +19,13 @@ mod parts;
 mod pictures;
 mod progress;
 mod recipes;
+mod run_end;
 mod run_progress;
 mod shards;
 mod signals;
 mod storage;
 mod verb;
+mod weights_report;
 
 use std::panic::AssertUnwindSafe;
 use std::process::ExitCode;
@@ -74,9 +76,10 @@ enum Verb {
     /// Select images by their features: remove near-duplicates, balance clusters, retrieve images
     /// similar to given ones.
     Curate(verb::curate::Args),
-    /// List the runs below a folder: step, loss, best score, state, time left.
+    /// List the runs below a folder: step, loss, scores, state, time left.
     Runs(verb::runs::Args),
-    /// Write one HTML page about a run, or about several side by side.
+    /// Write one HTML page about a run, about several side by side, or about weights of any
+    /// library.
     Report(verb::report::Args),
     /// Send the recipe, metrics, scores and pictures of runs to an MLflow server.
     Track(verb::track::Args),

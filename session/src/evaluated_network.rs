@@ -16,6 +16,7 @@ use weights::Hints;
 use crate::error::SessionError;
 use crate::machine;
 use crate::network::Backbone;
+use crate::provenance::Provenance;
 
 /// Choice of a network and of the preprocessing of its images. Unset fields take the value of the
 /// run or of the weights file.
@@ -101,6 +102,8 @@ pub struct EvaluatedNetwork {
     pub rules: DecodeRules,
     /// Manifest of the checkpoint; a weights file has none.
     pub manifest: Option<Manifest>,
+    /// Where its weights come from.
+    pub provenance: Provenance,
     /// Side of the square images that the network was trained for.
     trained_px: u32,
 }
@@ -118,8 +121,9 @@ impl EvaluatedNetwork {
         let transform = settings.transform(trained, network.model.stride_px())?;
         check_memory(&network, device, transform.size_px)?;
         let rules = backbone.rules();
-        let Backbone { network_name, manifest, .. } = backbone;
-        Ok(Self { network, network_name, transform, rules, manifest, trained_px: trained.size_px })
+        let Backbone { network_name, manifest, provenance, .. } = backbone;
+        let trained_px = trained.size_px;
+        Ok(Self { network, network_name, transform, rules, manifest, provenance, trained_px })
     }
 
     /// Returns the step of the checkpoint; `None` for a weights file.
@@ -201,11 +205,6 @@ pub(crate) fn record(
     }
     // Scalars have the index of the last step, and steps are counted from 0.
     Ok(append_scalars(workdir, step.saturating_sub(1), scalars)?)
-}
-
-/// Returns the work directory that `checkpoint` is in, if any.
-pub fn find_workdir(checkpoint: &Path) -> Option<&Path> {
-    checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
 }
 
 /// Checks that this machine's memory holds the activations of one image of `size_px` in `network`,

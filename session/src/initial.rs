@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use augment::Decoding;
-use networks::{ModelConfig, NamedTensor, Pixels};
+use networks::{ModelConfig, NamedTensor, Origin, Pixels};
 use trainer::checkpoint::{Checkpoint, steps};
 use trainer::recipe::{DataConfig, InitConfig};
 use trainer::run::status::Status;
@@ -12,6 +12,7 @@ use weights::{Hints, fitted};
 
 use crate::error::SessionError;
 use crate::network::{Backbone, model_of};
+use crate::provenance::Provenance;
 
 /// File that names the run and the step that a fork began with.
 const FORKED_FROM: &str = "forked-from.txt";
@@ -28,6 +29,17 @@ pub struct Initial {
     pub fork: Option<PathBuf>,
     /// Whether the run may become longer than it was when it began.
     pub lengthen: bool,
+}
+
+/// Weights that a run begins with.
+#[derive(Debug, Default)]
+pub(crate) struct Beginning {
+    /// Parameters of the backbone, and of heads if they are taken, too; `None` for random weights,
+    /// and for a run that is resumed or forked.
+    pub(crate) weights: Option<Vec<NamedTensor>>,
+    /// Origins of the weights, the latest first; empty for a run that is resumed, whose plan has
+    /// them.
+    pub(crate) origins: Vec<Origin>,
 }
 
 /// Returns the step of the checkpoint that the run in `workdir` was forked from, if it is a fork.
@@ -48,7 +60,7 @@ pub(crate) fn prepare(
     workdir: &Path,
     initial: &Initial,
     rank: usize,
-) -> Result<Option<Vec<NamedTensor>>, SessionError> {
+) -> Result<Beginning, SessionError> {
     if let Some(path) = &initial.weights {
         let before = recipe.init.as_ref();
         recipe.init = Some(InitConfig {
@@ -63,12 +75,14 @@ pub(crate) fn prepare(
         recipe.init = None;
     }
     let has_begun = workdir.join("plan.toml").exists();
+    let mut forked_origins = None;
     if rank == 0 && !has_begun {
         // A run that has begun no longer needs its origin.
         match &initial.fork {
             Some(from) => {
-                check_fork(recipe, from)?;
-                fork(from, workdir)?;
+                let checkpoint = open_fork(recipe, from)?;
+                fork(&checkpoint, from, workdir)?;
+                forked_origins = Some(origins_of_fork(&checkpoint, from)?);
             }
             None if workdir.join(FORKED_FROM).exists() => {
                 return Err(SessionError::ForkNotStarted { workdir: workdir.to_path_buf() });
@@ -76,7 +90,9 @@ pub(crate) fn prepare(
             None => {}
         }
     }
-    open_weights(recipe, workdir, &initial.hints)
+    let beginning = open_weights(recipe, workdir, &initial.hints)?;
+    let origins = forked_origins.unwrap_or(beginning.origins);
+    Ok(Beginning { weights: beginning.weights, origins })
 }
 
 /// Checks that the run in `workdir` may start with the weights that [`prepare`] returned, or with
@@ -100,10 +116,11 @@ pub(crate) fn check(
     Ok(())
 }
 
-/// Checks that the run `from` has the backbone of `recipe`, by the keys on which the meaning of
-/// weights depends.
-fn check_fork(recipe: &Recipe, from: &Path) -> Result<(), SessionError> {
-    let forked = Checkpoint::open(from)?.manifest.plan.recipe;
+/// Opens the checkpoint of the run `from`, whose backbone must be that of `recipe`, by the keys on
+/// which the meaning of weights depends.
+fn open_fork(recipe: &Recipe, from: &Path) -> Result<Checkpoint, SessionError> {
+    let checkpoint = Checkpoint::open(from)?;
+    let forked = &checkpoint.manifest.plan.recipe;
     if forked.model.n_channels() != recipe.model.n_channels() {
         return Err(SessionError::ForkChannels {
             run: from.to_path_buf(),
@@ -111,13 +128,20 @@ fn check_fork(recipe: &Recipe, from: &Path) -> Result<(), SessionError> {
         });
     }
     match fitted(&forked.model, Vec::new(), &recipe.model, None) {
-        Ok(_) if forked.model.params() == recipe.model.params() => Ok(()),
+        Ok(_) if forked.model.params() == recipe.model.params() => Ok(checkpoint),
         // Initial weights are resampled; the state of a run is not.
         Ok(_) => {
             Err(SessionError::ForkPositions { run: from.to_path_buf(), image_px: forked.model.image_px() })
         }
         Err(reason) => Err(does_not_fit(from, recipe, reason.to_string())),
     }
+}
+
+/// Returns the origins of a run that is forked from `checkpoint`, the newest or the given one of
+/// the run `from`.
+fn origins_of_fork(checkpoint: &Checkpoint, from: &Path) -> Result<Vec<Origin>, SessionError> {
+    let (tensors, _) = checkpoint.backbone(None)?;
+    Ok(Provenance::of_checkpoint(&checkpoint.manifest).origins(from, &tensors))
 }
 
 /// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to
@@ -143,11 +167,7 @@ pub fn model(
 
 /// Opens the initial weights of `recipe`, and records their fingerprint in it. A run with a
 /// checkpoint in `workdir` is resumed from it; its initial weights are not opened again.
-fn open_weights(
-    recipe: &mut Recipe,
-    workdir: &Path,
-    hints: &Hints,
-) -> Result<Option<Vec<NamedTensor>>, SessionError> {
+fn open_weights(recipe: &mut Recipe, workdir: &Path, hints: &Hints) -> Result<Beginning, SessionError> {
     let Some(init) = &recipe.init else {
         // Without the weights it would be another run.
         return match recorded_init(workdir) {
@@ -155,7 +175,7 @@ fn open_weights(
                 workdir: workdir.to_path_buf(),
                 weights: recorded.weights,
             }),
-            None => Ok(None),
+            None => Ok(Beginning::default()),
         };
     };
     if let Some(recorded) = recorded_init(workdir)
@@ -168,7 +188,7 @@ fn open_weights(
             });
         }
         recipe.init = Some(recorded);
-        return Ok(None);
+        return Ok(Beginning::default());
     }
     if init.weights.is_empty() {
         return Err(SessionError::NoInitialWeights { recipe: recipe.name.clone() });
@@ -190,6 +210,7 @@ fn open_weights(
             tensors.push(tensor);
         }
     }
+    let origins = backbone.provenance.origins(&path, &tensors);
     let mut tensors = fitted(&backbone.model, tensors, &recipe.model, init.first_layer)
         .map_err(|reason| does_not_fit(&path, recipe, reason.to_string()))?;
     tensors.extend(heads);
@@ -202,7 +223,7 @@ fn open_weights(
     // The choice is recorded only if it had an effect.
     let first_layer = init.first_layer.filter(|_| backbone.model.n_channels() != recipe.data.channels);
     recipe.init = Some(InitConfig { fingerprint, first_layer, ..init.clone() });
-    Ok(Some(tensors))
+    Ok(Beginning { weights: Some(tensors), origins })
 }
 
 fn does_not_fit(path: &Path, recipe: &Recipe, reason: String) -> SessionError {
@@ -254,9 +275,9 @@ fn recorded_init(workdir: &Path) -> Option<InitConfig> {
     Status::read(workdir).ok()?.plan.recipe.init
 }
 
-/// Creates `workdir` with the checkpoint of `from`, from which a new run starts with its own
-/// recipe; does nothing if it has that checkpoint already.
-fn fork(from: &Path, workdir: &Path) -> Result<(), SessionError> {
+/// Creates `workdir` with `checkpoint` of the run `from`, from which a new run starts with its own
+/// recipe; does nothing if it has a checkpoint of that run already.
+fn fork(checkpoint: &Checkpoint, from: &Path, workdir: &Path) -> Result<(), SessionError> {
     let folder = workdir.join("checkpoints");
     let note = workdir.join(FORKED_FROM);
     if !steps(&folder).is_empty() {
@@ -266,8 +287,7 @@ fn fork(from: &Path, workdir: &Path) -> Result<(), SessionError> {
         }
         return Err(SessionError::ForkOccupied { workdir: workdir.to_path_buf() });
     }
-    let checkpoint = Checkpoint::open(from)?;
-    copy_checkpoint(&checkpoint, from, &folder, &note).map_err(|source| SessionError::ForkCopy {
+    copy_checkpoint(checkpoint, from, &folder, &note).map_err(|source| SessionError::ForkCopy {
         run: from.to_path_buf(),
         workdir: workdir.to_path_buf(),
         source,

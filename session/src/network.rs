@@ -12,6 +12,7 @@ use trainer::checkpoint::{Checkpoint, Manifest, steps};
 use weights::{Hints, Preprocessing};
 
 use crate::error::SessionError;
+use crate::provenance::Provenance;
 
 /// A backbone with its weights.
 pub struct Backbone {
@@ -25,8 +26,8 @@ pub struct Backbone {
     pub network_name: String,
     /// Manifest of the checkpoint; a weights file has none.
     pub manifest: Option<Manifest>,
-    /// Name of the library that made the weights, or `ocelli`.
-    pub origin: &'static str,
+    /// Where the weights come from.
+    pub provenance: Provenance,
 }
 
 impl Backbone {
@@ -49,7 +50,12 @@ impl Backbone {
                 preprocessing: read.preprocessing,
                 network_name: read.network_name,
                 manifest: None,
-                origin: read.origin,
+                provenance: Provenance {
+                    library: read.origin,
+                    license: read.license,
+                    step: None,
+                    began_with: read.began_with,
+                },
             });
         }
         // Opened once: a running job may write another checkpoint meanwhile.
@@ -80,7 +86,8 @@ impl Backbone {
         let pixels = recipe.data.pixels();
         let mut preprocessing = Preprocessing::with_size(recipe.evaluated_px() as u32, pixels);
         preprocessing.decoding = recipe.data.rules().decoding();
-        Self { model, tensors, preprocessing, network_name, manifest: Some(manifest), origin: "ocelli" }
+        let provenance = Provenance::of_checkpoint(&manifest);
+        Self { model, tensors, preprocessing, network_name, manifest: Some(manifest), provenance }
     }
 
     /// Returns the shapes of the parameters that are not the backbone's, by name: the parameters of

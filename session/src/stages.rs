@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kernels::device::{DeviceChoice, DeviceKind, Opened};
-use networks::NamedTensor;
 use networks::probe::Probe;
+use networks::{NamedTensor, Origin};
 use pipeline::{Dataset, Storage};
 use ranks::communicator::Communicator;
 use ranks::engine::EngineChoice;
@@ -21,7 +21,7 @@ use crate::connect::{agree_on_groups, agree_on_kernels, all_ready, connect, n_sh
 use crate::data::open_sampled;
 use crate::error::SessionError;
 use crate::frozen;
-use crate::initial::{self, Initial};
+use crate::initial::{self, Beginning, Initial};
 use crate::machine;
 
 /// Plans steps of `recipe` by one rank on `device`, as [`plan_on_ranks`].
@@ -80,6 +80,8 @@ pub struct Connected {
     /// Number of ranks that compute on the device of this one.
     n_sharers: usize,
     initial: Option<Vec<NamedTensor>>,
+    /// Weights that the run begins with.
+    origins: Vec<Origin>,
     frozen: Vec<FrozenNetwork>,
     dataset: Arc<Dataset>,
 }
@@ -132,7 +134,8 @@ impl Session {
             session: self,
             comm,
             n_sharers,
-            initial: inputs.initial,
+            initial: inputs.beginning.weights,
+            origins: inputs.beginning.origins,
             frozen: inputs.frozen,
             dataset: inputs.dataset,
         })
@@ -141,16 +144,16 @@ impl Session {
     /// Opens the inputs of a rank, and records in the recipe the facts that files state.
     fn open_inputs(&mut self, storage: &Storage) -> Result<Inputs, SessionError> {
         let recipe = &mut self.recipe;
-        let initial = initial::prepare(recipe, &self.workdir, &self.initial, self.launch.rank)?;
+        let beginning = initial::prepare(recipe, &self.workdir, &self.initial, self.launch.rank)?;
         let frozen = frozen::open(recipe, Some(&self.workdir))?;
         let dataset = Arc::new(open_sampled(&recipe.data, storage)?);
-        Ok(Inputs { initial, frozen, dataset })
+        Ok(Inputs { beginning, frozen, dataset })
     }
 }
 
 /// Inputs that every rank opens.
 struct Inputs {
-    initial: Option<Vec<NamedTensor>>,
+    beginning: Beginning,
     frozen: Vec<FrozenNetwork>,
     dataset: Arc<Dataset>,
 }
@@ -176,6 +179,7 @@ impl Connected {
         plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
         plan.data_checksums = dataset.stated_checksums().map_or(String::new(), hexadecimal);
         plan.data_images = dataset.sampled_images()?.map_or(String::new(), hexadecimal);
+        plan.origins.clone_from(&self.origins);
         Ok(plan)
     }
 }

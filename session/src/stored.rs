@@ -7,10 +7,20 @@ use eval::{Protocol, Split};
 use kernels::device::Opened;
 use networks::{NamedTensor, Network};
 use pipeline::NoProgress;
-use weights::{Card, Export, Format, Precision, Score, rounded};
+use trainer::Recipe;
+use weights::{Card, Export, Format, Precision, Preprocessing, Score, rounded};
 
 use crate::error::SessionError;
 use crate::network::Backbone;
+
+/// Checks that `format` can hold the backbone that runs of `recipe` train.
+///
+/// # Errors
+/// [`SessionError::Weights`].
+pub fn check_export(recipe: &Recipe, format: Format) -> Result<(), SessionError> {
+    let preprocessing = Preprocessing::with_size(recipe.evaluated_px() as u32, recipe.data.pixels());
+    Ok(weights::check(format, &recipe.model, &preprocessing)?)
+}
 
 impl Backbone {
     /// Writes the weights and `card` to `out`, whose parent folder is created if missing; returns

@@ -127,6 +127,7 @@ impl Bench {
     pub(crate) fn run_cards(&self, models: &[(&str, &str)], images: &str) -> usize {
         let mut formats = vec![("timm", ""), ("timm", ".pth"), ("torchvision", ".pth")];
         formats.extend([("torchvision", ".safetensors"), ("transformers", ""), ("onnx", ".onnx")]);
+        formats.push(("safetensors", ".safetensors"));
         for module in ["dinov2", "dinov3"] {
             if can_import(&self.python, module) {
                 formats.push((module, ".pth"));

@@ -94,6 +94,8 @@ mod network;
 /// Two nodes on this machine.
 #[cfg(feature = "mpi")]
 mod nodes;
+/// Model cards: what a network began with.
+mod origins;
 /// Folders, archives and lists in other layouts.
 mod others;
 /// Output that cannot be written.
@@ -126,6 +128,8 @@ mod recipes;
 mod report;
 /// Killed and stopped runs continue bit for bit.
 mod resume;
+/// The end of a run: scores, export, and the next commands.
+mod run_end;
 /// Passwords, signatures and commands in shard lists.
 mod secrets;
 /// HTTP and S3 servers, with and without faults.

@@ -1,14 +1,20 @@
 //! `ocelli report` and `ocelli runs`, as a user calls them: the contents of a page, in a browser if
 //! there is one.
 
+use std::collections::HashSet;
 use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
 use std::time::Duration;
 
+use networks::{ModelConfig, Origin};
 use serde_json::Value;
+use weights::{Card, Export, Format, Precision, Preprocessing};
 
 use crate::browser::{browser, check_page};
+use crate::libraries::{pixels, random_parameters};
 use crate::messages::{check_message, lines_with};
-use crate::support::{World, fails, json_of, ok, wait_for};
+use crate::support::{World, fails, json_of, ok, program, wait_for};
 
 /// Returns the data within a page.
 fn page_data(page: &str) -> Value {
@@ -182,5 +188,159 @@ fn a_browser_opens_the_page_without_an_error() {
         ok(&world.ocelli(&args));
         let n_pictures = runs.len() * (2 + 4 + 9 + 5);
         check_page(browser, &out, n_pictures, 10 * runs.len());
+    }
+}
+
+/// Writes random weights of `model` to the file `name`, with a license; returns its path.
+fn write_weights(world: &World, name: &str, model: &str) -> String {
+    let model: ModelConfig = toml::from_str(model).unwrap();
+    let origin = Origin {
+        name: "first.pth".into(),
+        step: None,
+        library: "timm".into(),
+        fingerprint: "00000000000000aa".into(),
+        license: Some("<b>mit</b>".into()),
+    };
+    let card = Card { origins: vec![origin], ..Card::default() };
+    let tensors = random_parameters(&model);
+    let export = Export {
+        model: &model,
+        tensors: &tensors,
+        preprocessing: Preprocessing::with_size(32, pixels(&model)),
+        network_name: "teacher",
+        precision: Precision::F32,
+        card: &card,
+    };
+    weights::write(&world.path(name), Format::Safetensors, &export, false).unwrap();
+    world.text(name)
+}
+
+/// Reports on weights with the images of the world's shard, in the world's folder.
+fn report_on(world: &World, checkpoint: &str, more: &[&str]) -> Output {
+    let shard = world.text("data/train-000000.tar");
+    let args = ["report", "--checkpoint", checkpoint, "--images", &shard];
+    program().args([&args[..], more].concat()).current_dir(world.folder.path()).output().unwrap()
+}
+
+/// Checks that a picture has many colors, and is at least as wide.
+fn check_picture(path: &Path, width_px: u32) {
+    let picture = image::open(path).unwrap().to_rgb8();
+    let colors: HashSet<_> = picture.pixels().map(|pixel| pixel.0).collect();
+    assert!(colors.len() > 20, "{}: {} colors", path.display(), colors.len());
+    assert!(picture.width() >= width_px, "{}: {} px", path.display(), picture.width());
+}
+
+/// Value of a fact on the page of a network.
+fn fact(network: &Value, name: &str) -> String {
+    let mut facts = network["facts"].as_array().unwrap().iter();
+    let fact = facts.find(|fact| fact[0] == name).unwrap_or_else(|| panic!("no {name} in {network}"));
+    fact[1].as_str().unwrap().to_string()
+}
+
+#[test]
+fn weights_of_any_library_have_a_page_and_pictures() {
+    let world = World::new(40);
+    let vit = "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2";
+    let weights = write_weights(&world, "small.v2.safetensors", vit);
+    ok(&report_on(&world, &weights, &["--n-images", "3"]));
+    let folder = world.path("small.v2-report");
+    let page = fs::read_to_string(folder.join("report.html")).unwrap();
+    assert!(
+        !page.contains("src=\"http") && !page.contains("<b>mit"),
+        "nothing is loaded, texts are no markup"
+    );
+    let network = page_data(&page)["network"].clone();
+    assert_eq!(network["name"], "small.v2.safetensors");
+    assert_eq!(fact(&network, "license"), "<b>mit</b>");
+    assert!(fact(&network, "began with").starts_with("first.pth, timm, fingerprint 00000000000000aa"));
+    assert!(fact(&network, "network").contains("64 features, cells of 8 px"), "{network}");
+    let gallery = &network["gallery"];
+    for (sheet, expected_rows, expected_tiles) in
+        [("patches", 3, 2), ("attention", 3, 4), ("neighbors", 3, 9), ("views", 0, 0)]
+    {
+        assert_eq!(n_rows(gallery, sheet), expected_rows, "{sheet}");
+        assert!(expected_rows == 0 || n_tiles(gallery, sheet) == expected_tiles, "{sheet}");
+    }
+    check_picture(&folder.join("patches.png"), 6 * 116);
+    check_picture(&folder.join("attention.png"), 4 * 116);
+    check_picture(&folder.join("neighbors.png"), 9 * 116);
+
+    // Nothing is replaced unless it is asked for.
+    fs::write(folder.join("attention.png"), "mine").unwrap();
+    let output = report_on(&world, &weights, &["--n-images", "3"]);
+    check_message("report::weights_of_any_library_have_a_page_and_pictures.exists", &fails(&output, 2));
+    assert_eq!(fs::read_to_string(folder.join("attention.png")).unwrap(), "mine");
+    let output = report_on(&world, &weights, &["--n-images", "2", "--overwrite", "--json"]);
+    ok(&output);
+    assert_eq!(json_of(&output)["files"].as_array().unwrap().len(), 4);
+    check_picture(&folder.join("attention.png"), 4 * 116);
+    let output = world.ocelli(&["report", "--checkpoint", &weights]);
+    check_message("report::weights_of_any_library_have_a_page_and_pictures.no_images", &fails(&output, 2));
+}
+
+/// A convolutional network has no attention; its patches are the cells of its last feature map.
+#[test]
+fn convolutional_networks_are_shown_by_their_last_feature_map() {
+    let world = World::new(24);
+    let resnet = "arch='resnet'\nimage_px=32\ndepth=10\nwidth=8\nstem='small'";
+    let weights = write_weights(&world, "conv.safetensors", resnet);
+    // The picture of another network in the same folder must not be taken for one of this network.
+    fs::create_dir(world.path("out")).unwrap();
+    fs::write(world.path("out/attention.png"), "another network").unwrap();
+    let out = world.text("out");
+    let output = report_on(&world, &weights, &["--out", &out, "--n-images", "3", "--overwrite", "--json"]);
+    ok(&output);
+    let files: Vec<PathBuf> = serde_json::from_value(json_of(&output)["files"].clone()).unwrap();
+    assert_eq!(
+        files,
+        ["report.html", "patches.png", "neighbors.png"].map(|name| world.path("out").join(name))
+    );
+    assert!(!world.path("out/attention.png").exists());
+    let page = fs::read_to_string(world.path("out/report.html")).unwrap();
+    let gallery = &page_data(&page)["network"]["gallery"];
+    assert_eq!(n_rows(gallery, "attention"), 0);
+    let caption = gallery["patches"]["rows"][0][1]["caption"].as_str().unwrap();
+    assert!(caption.ends_with("4 x 4 patches"), "{caption}");
+}
+
+/// A run's own network on other images, a folder with classes.
+#[test]
+fn a_run_is_shown_on_any_images() {
+    let world = World::new(24);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=2}"]));
+    for (class, number) in [("cat", 1), ("cat", 2), ("dog", 3), ("dog", 4)] {
+        let path = world.path(&format!("photos/{class}/{number}.png"));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        image::RgbImage::from_fn(24, 24, |x: u32, y: u32| image::Rgb([(x * number) as u8, (y * 9) as u8, 7]))
+            .save(path)
+            .unwrap();
+    }
+    let run = world.text("run");
+    let photos = world.text("photos");
+    let args = ["report", "--checkpoint", &run, "--images", &photos, "--network", "student"];
+    ok(&program().args(args).current_dir(world.folder.path()).output().unwrap());
+    let page = fs::read_to_string(world.path("run-report/report.html")).unwrap();
+    let network = page_data(&page)["network"].clone();
+    assert_eq!(
+        (fact(&network, "made by").as_str(), &network["name"]),
+        ("a run of ocelli, after 2 steps", &"run".into())
+    );
+    assert!(network["gallery"]["network_description"].as_str().unwrap().starts_with("the student of run"));
+    assert_eq!(n_rows(&network["gallery"], "neighbors"), 4);
+    assert!(network["gallery"]["neighbors"]["rows"][0][1]["mark"].is_string(), "classes are known");
+}
+
+/// Left out if there is no browser.
+#[test]
+fn a_browser_opens_the_page_of_weights_without_an_error() {
+    let Some(browser) = browser() else { return };
+    let world = World::new(40);
+    for (name, model, n_pictures) in [
+        ("vit", "arch='vit'\nimage_px=32\npatch_px=8\nwidth=64\ndepth=2\nheads=2", 2 * (2 + 4 + 9)),
+        ("conv", "arch='resnet'\nimage_px=32\ndepth=10\nwidth=8\nstem='small'", 2 * (2 + 9)),
+    ] {
+        let weights = write_weights(&world, &format!("{name}.safetensors"), model);
+        ok(&report_on(&world, &weights, &["--n-images", "2"]));
+        check_page(browser, &world.text(&format!("{name}-report/report.html")), n_pictures - 1, 0);
     }
 }

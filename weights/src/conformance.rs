@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use networks::{ModelConfig, NamedTensor, QkvBias, Size};
+use networks::{ModelConfig, NamedTensor, Origin, QkvBias, Size};
 
 use crate::backbone::exchange_of;
 use crate::file::{Array, Arrays, safetensors};
@@ -58,9 +58,20 @@ fn every_backbone_is_read_back_unchanged_in_every_format() {
         for format in Format::ALL {
             let folder = tempfile::tempdir().unwrap();
             let path = export_path(folder.path(), format);
+            // Whether a format can hold a network is known without its weights.
+            let checked = crate::check(format, &model, &export.preprocessing);
             match write(&path, format, &export, false) {
-                Ok(_) => n_formats += 1,
-                Err(WeightsError::Unsupported { .. }) => continue,
+                Ok(_) => {
+                    assert!(checked.is_ok(), "{model:?} as {format:?}: {checked:?}");
+                    n_formats += 1;
+                }
+                Err(WeightsError::Unsupported { reason, .. }) => {
+                    assert!(
+                        checked.is_err() || reason.contains("not implemented"),
+                        "{model:?} as {format:?}: {reason}"
+                    );
+                    continue;
+                }
                 Err(error) => panic!("{model:?} as {format:?}: {error}"),
             }
             // Files of other libraries state no constants for numbers of channels other than three.
@@ -172,6 +183,132 @@ fn graphs_in_every_precision_are_read_as_rounded_parameters() {
             }
         }
     }
+}
+
+/// Returns the origins of a network that began with a run that began with weights of timm.
+fn origins() -> Vec<Origin> {
+    let weights = Origin {
+        name: "fir|st.pth".into(),
+        step: None,
+        library: "timm".into(),
+        fingerprint: "00000000000000aa".into(),
+        license: Some("apache-2.0".into()),
+    };
+    let run = Origin { name: "mine".into(), step: Some(7), library: "ocelli".into(), ..weights.clone() };
+    vec![Origin { license: None, ..run }, weights]
+}
+
+/// The card of every export states what a network began with, and files with metadata state it to
+/// the next program.
+#[test]
+fn origins_and_licenses_are_in_cards_and_files() {
+    let model = ModelConfig::examples().remove(0);
+    let tensors = tensors(&model);
+    let card = Card { origins: origins(), ..Card::default() };
+    let export = Export {
+        model: &model,
+        tensors: &tensors,
+        preprocessing: Preprocessing::with_size(
+            model.image_px() as u32,
+            networks::Normalization::half(model.n_channels()),
+        ),
+        network_name: "network",
+        precision: Precision::F32,
+        card: &card,
+    };
+    let normalization = Some(networks::Normalization::half(model.n_channels()));
+    let hints = Hints { heads: Some(heads(&model)), normalization, ..Hints::default() };
+    let mut n_formats = 0;
+    for format in Format::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let path = export_path(folder.path(), format);
+        let files = match write(&path, format, &export, false) {
+            Ok(files) => files,
+            Err(WeightsError::Unsupported { .. }) => continue,
+            Err(error) => panic!("{format:?}: {error}"),
+        };
+        let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
+        let run = "| mine, step 7 | ocelli | 00000000000000aa | none stated |";
+        assert!(text.contains(run), "{format:?}: {text}");
+        let weights = "| fir\\|st.pth | timm | 00000000000000aa | apache-2.0 |";
+        assert!(text.contains(weights), "{format:?}: {text}");
+        let read = read(&path, &hints).unwrap();
+        if path.extension().is_none_or(|extension| extension != "pth") {
+            assert_eq!(read.began_with, origins(), "{format:?}");
+            assert_eq!(read.license.as_deref(), Some("apache-2.0"), "{format:?}");
+        }
+        n_formats += 1;
+    }
+    assert!(n_formats >= 4, "{n_formats} formats");
+}
+
+/// A file of parameters by Ocelli's names has a program that loads it, as files for other libraries
+/// have: with a constructor, except for networks that no library has.
+#[test]
+fn cards_of_files_have_a_program_in_python() {
+    let card = Card::default();
+    let mut n_built = 0;
+    let mut n_listed = 0;
+    for model in ModelConfig::examples() {
+        let tensors = tensors(&model);
+        let export = Export {
+            model: &model,
+            tensors: &tensors,
+            preprocessing: Preprocessing::with_size(
+                model.image_px() as u32,
+                networks::Normalization::half(model.n_channels()),
+            ),
+            network_name: "network",
+            precision: Precision::F32,
+            card: &card,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = export_path(folder.path(), Format::Safetensors);
+        let files = write(&path, Format::Safetensors, &export, false).unwrap();
+        let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
+        let (_, rest) = text.split_once("```python\n").unwrap();
+        let (program, rest) = rest.split_once("```").unwrap();
+        assert!(program.contains("load_file(\"a.safetensors\")"), "{model:?}: {program}");
+        assert!(rest.contains("ocelli embed --checkpoint \"a.safetensors\""), "{model:?}: {rest}");
+        if program.contains("has no constructor of this network") {
+            n_listed += 1;
+        } else {
+            assert!(program.contains("model.load_state_dict("), "{model:?}: {program}");
+            n_built += 1;
+        }
+    }
+    assert!(n_built >= 6 && n_listed >= 1, "{n_built} built, {n_listed} listed");
+}
+
+/// Licenses as timm and Hugging Face state them, beside the weights.
+#[test]
+fn licenses_are_read_from_the_folder_of_weights() {
+    let model = ModelConfig::examples().remove(0);
+    let tensors = tensors(&model);
+    let card = Card::default();
+    let export = Export {
+        model: &model,
+        tensors: &tensors,
+        preprocessing: Preprocessing::with_size(
+            model.image_px() as u32,
+            networks::Normalization::half(model.n_channels()),
+        ),
+        network_name: "network",
+        precision: Precision::F32,
+        card: &card,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("timm");
+    write(&path, Format::Timm, &export, false).unwrap();
+    let hints = Hints { heads: Some(heads(&model)), ..Hints::default() };
+    assert_eq!(read(&path, &hints).unwrap().license, None);
+    let readme = path.join("README.md");
+    std::fs::write(&readme, "---\nlicense: other\nlicense_name: dinov3-license\n---\n# A network\n").unwrap();
+    assert_eq!(read(&path, &hints).unwrap().license.as_deref(), Some("dinov3-license"));
+    let config = path.join("config.json");
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replacen('{', "{\n  \"license\": \"cc-by-nc-4.0\",", 1)).unwrap();
+    assert_eq!(read(&path, &hints).unwrap().license.as_deref(), Some("cc-by-nc-4.0"));
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Networks to be written, and the facts that their cards state.
 
-use networks::ModelConfig;
-use networks::NamedTensor;
+use networks::{ModelConfig, NamedTensor, Origin};
 
 use crate::precision::Precision;
 use crate::preprocessing::Preprocessing;
@@ -23,6 +22,20 @@ pub struct Export<'a> {
     pub card: &'a Card,
 }
 
+impl Export<'_> {
+    /// Returns the same without the values of the parameters, to find out what a format can hold.
+    pub(crate) fn without_values(&self) -> Self {
+        Self {
+            model: self.model,
+            tensors: &[],
+            preprocessing: self.preprocessing.clone(),
+            network_name: self.network_name,
+            precision: self.precision,
+            card: self.card,
+        }
+    }
+}
+
 /// Origin and scores of a network, for its card.
 #[derive(Debug, Clone, Default)]
 pub struct Card {
@@ -32,6 +45,8 @@ pub struct Card {
     pub plan: Option<String>,
     /// Sentence about the images that it was trained on, and how often.
     pub data: Option<String>,
+    /// Weights that it began with, the latest first.
+    pub origins: Vec<Origin>,
     /// Scores in evaluations.
     pub scores: Vec<Score>,
     /// Version of the program.

@@ -73,6 +73,8 @@ pub(crate) fn read_exported(source: &Source, hints: &Hints) -> Result<Option<Pre
         tensors,
         network_name: network_name.to_string(),
         origin: "ocelli",
+        license: source.license(),
+        began_with: source.origins(),
         assumed: Vec::new(),
     }))
 }

@@ -45,4 +45,4 @@ pub use pretrained::{Hints, Pretrained};
 pub use read::read;
 pub use resized::resized;
 pub use source::is_weights;
-pub use write::{Format, write};
+pub use write::{Format, check, write};

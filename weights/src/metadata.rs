@@ -15,5 +15,11 @@ pub(crate) const NETWORK: &str = "ocelli.network";
 /// Key of the pooling of tokens or cells into one vector.
 pub(crate) const POOLING: &str = "ocelli.pooling";
 
+/// Key of the weights that the network began with, which other programs ignore.
+pub(crate) const ORIGINS: &str = "ocelli.origins";
+
+/// Key of the license, which other programs write, too.
+pub(crate) const LICENSE: &str = "license";
+
 /// Name of a network whose file does not name it.
 pub(crate) const UNNAMED: &str = "weights";

@@ -4,6 +4,7 @@ use augment::Depth;
 use networks::ModelConfig;
 use networks::NamedTensor;
 use networks::Normalization;
+use networks::Origin;
 
 use crate::library::Library;
 use crate::preprocessing::Preprocessing;
@@ -38,6 +39,10 @@ pub struct Pretrained {
     pub network_name: String,
     /// Name of the library that made it, or `ocelli`.
     pub origin: &'static str,
+    /// License that the file or its folder states.
+    pub license: Option<String>,
+    /// Weights that the network began with, the latest first, as a file of Ocelli states them.
+    pub began_with: Vec<Origin>,
     /// Assumptions that were made, one sentence each.
     pub assumed: Vec<String>,
 }

@@ -109,6 +109,8 @@ fn read_foreign(source: &Source, hints: &Hints) -> Result<Pretrained, String> {
         tensors,
         network_name: UNNAMED.into(),
         origin: library.name(),
+        license: source.license(),
+        began_with: source.origins(),
         assumed,
     })
 }

@@ -1,6 +1,7 @@
 //! Pictures of a network's features of a few images, as sheets of tiles.
 
 mod attention;
+mod drawn;
 mod neighbors;
 mod patches;
 mod principal;
@@ -19,7 +20,7 @@ use sheet::Sheet;
 
 use crate::ReportError;
 
-/// The pictures of a run.
+/// The pictures of a network.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct Gallery {
     /// Name of the set that the images are from.
@@ -43,9 +44,9 @@ pub struct Gallery {
 pub struct GalleryOptions<'a> {
     /// Number of images of each sheet.
     pub n_images: usize,
-    /// Views that the run draws.
-    pub multicrop: &'a MultiCrop,
-    /// Seed of the run.
+    /// Views that the run draws; `None` for weights, which belong to no run.
+    pub multicrop: Option<&'a MultiCrop>,
+    /// Seed of the run's views.
     pub seed: u64,
 }
 
@@ -63,6 +64,10 @@ impl Gallery {
         rules: GalleryOptions<'_>,
     ) -> Result<Self, ReportError> {
         let shown = images.spread(rules.n_images);
+        let views = match rules.multicrop {
+            Some(multicrop) => views::sheet(&shown, multicrop, rules.seed)?,
+            None => Sheet::default(),
+        };
         Ok(Self {
             set: images.name.clone(),
             network_description: String::new(),
@@ -70,7 +75,7 @@ impl Gallery {
             patches: patches::sheet(network, &shown)?,
             attention: attention::sheet(network, &shown)?,
             neighbors: neighbors::sheet(images, table, rules.n_images)?,
-            views: views::sheet(&shown, rules.multicrop, rules.seed)?,
+            views,
         })
     }
 }

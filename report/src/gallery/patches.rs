@@ -1,5 +1,6 @@
 //! Patch features as colors: the first three principal components of all patches of all images
-//! (Oquab et al. 2023, figure 1, without its foreground mask).
+//! (Oquab et al. 2023, figure 1, without its foreground mask). The patches of a convolutional
+//! network are the cells of its last feature map.
 
 use eval::{FeatureKind, ImageSet, extract};
 use networks::Network;

@@ -29,6 +29,9 @@ pub(crate) struct Tile {
     /// `same` or `other`, for neighbors whose class is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mark: Option<&'static str>,
+    /// The pixels of the file, before they were encoded.
+    #[serde(skip)]
+    pub(crate) pixels: RgbImage,
 }
 
 impl Tile {
@@ -58,22 +61,23 @@ impl Tile {
     pub(crate) fn from_image(image: &RgbImage, caption: String) -> Result<Self, ReportError> {
         let (width, height) = image.dimensions();
         let longest = width.max(height);
-        let mut smaller = None;
-        if longest > MAX_PX {
+        let pixels = if longest > MAX_PX {
             let width = (width * MAX_PX / longest).max(1);
             let height = (height * MAX_PX / longest).max(1);
-            smaller = Some(resize(image, width, height, FilterType::Triangle));
-        }
+            resize(image, width, height, FilterType::Triangle)
+        } else {
+            image.clone()
+        };
         let mut bytes = Cursor::new(Vec::new());
         let (kind, encoded) = if longest > LOSSLESS_PX {
             let encoder = JpegEncoder::new_with_quality(&mut bytes, JPEG_QUALITY);
-            ("jpeg", smaller.as_ref().unwrap_or(image).write_with_encoder(encoder))
+            ("jpeg", pixels.write_with_encoder(encoder))
         } else {
-            ("png", image.write_to(&mut bytes, ImageFormat::Png))
+            ("png", pixels.write_to(&mut bytes, ImageFormat::Png))
         };
         encoded.map_err(|error| ReportError::Encode(error.to_string()))?;
         let src = format!("data:image/{kind};base64,{}", STANDARD.encode(bytes.into_inner()));
-        Ok(Self { src, caption, mark: None })
+        Ok(Self { src, caption, mark: None, pixels })
     }
 }
 

@@ -1,7 +1,5 @@
 //! Clusters of a data set on one self-contained HTML page: their images, their sizes, and the
 //! number of images that are kept.
-//!
-//! As on the page of runs, everything reaches the page as JSON and becomes text there.
 
 use augment::Rgb8;
 use image::RgbImage;
@@ -10,6 +8,7 @@ use serde_json::json;
 
 use crate::ReportError;
 use crate::gallery::tile::Tile;
+use crate::template::fill;
 
 /// A map of clusters.
 #[derive(Debug, Serialize)]
@@ -72,18 +71,5 @@ impl MapTile {
 /// Renders the page of `map`.
 pub fn map_html(map: &ClusterMap) -> String {
     let data = json!({ "version": env!("CARGO_PKG_VERSION"), "map": map });
-    // Keeps end tags and comments from beginning within the data.
-    let data = data.to_string().replace('<', "\\u003c");
-    let parts = [
-        ("/*style*/", include_str!("../page/page.css")),
-        ("/*elements*/", include_str!("../page/elements.js")),
-        ("/*script*/", include_str!("map.js")),
-        // Last, so that nothing in the data is taken for one of the other placeholders.
-        ("/*data*/", &data),
-    ];
-    let mut page = include_str!("map.html").to_string();
-    for (placeholder, text) in parts {
-        page = page.replacen(placeholder, text, 1);
-    }
-    page
+    fill(include_str!("map.html"), &[("/*script*/", include_str!("map.js"))], &data)
 }

@@ -1,8 +1,4 @@
 //! Runs side by side on one self-contained HTML page.
-//!
-//! The page is `page.html` with its style, its script and the data inside. Everything that comes
-//! from a run reaches the page as JSON, and the script sets it as text: no name of a file or class
-//! can become markup.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,6 +15,7 @@ use crate::gallery::{Gallery, quarantine};
 use crate::run::Run;
 use crate::run::metrics::downsample;
 use crate::run::overview::Overview;
+use crate::template::fill;
 
 /// Number of bytes at the beginning of a page that contain its title.
 const BEGINNING: u64 = 300;
@@ -65,21 +62,12 @@ fn html(reports: &[Report], made_at_s: u64) -> String {
         "runs": runs,
         "settings": differing_settings(reports),
     });
-    // Keeps end tags and comments from beginning within the data.
-    let data = data.to_string().replace('<', "\\u003c");
-    let mut page = include_str!("page.html").to_string();
-    let parts = [
-        ("/*style*/", include_str!("page.css")),
-        ("/*elements*/", include_str!("elements.js")),
+    let scripts = [
+        ("/*sheets*/", include_str!("sheets.js")),
         ("/*charts*/", include_str!("charts.js")),
         ("/*script*/", include_str!("page.js")),
-        // Last, so that nothing in the data is taken for one of the other placeholders.
-        ("/*data*/", &data),
     ];
-    for (placeholder, text) in parts {
-        page = page.replacen(placeholder, text, 1);
-    }
-    page
+    fill(include_str!("page.html"), &scripts, &data)
 }
 
 /// Returns all data that the page shows of a run.

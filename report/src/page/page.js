@@ -4,17 +4,9 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const runs = data.runs;
 const several = runs.length > 1;
-const main = document.getElementById("main");
 
 const dot = (run) => { const node = el("span", { class: "dot" }); node.style.background = color(run); return node; };
 const named = (run) => el("span", { class: "named" }, dot(run), runs[run].overview.name);
-
-function section(id, title, ...children) {
-  const content = children.flat(Infinity).filter((child) => child !== null && child !== undefined);
-  if (content.length === 0) return;
-  main.append(el("section", { id }, el("h2", {}, title), ...content));
-  document.getElementById("nav").append(el("a", { href: `#${id}` }, title));
-}
 
 // Makes one part per run, under the run's name if there are several runs.
 function perRun(make) {
@@ -23,13 +15,6 @@ function perRun(make) {
     if (parts.length === 0) return [];
     return several ? [el("h3", {}, named(i)), ...parts] : parts;
   });
-}
-
-function table(headings, rows, numbers) {
-  const kind = (i) => (numbers.includes(i) ? { class: "number" } : {});
-  const head = el("tr", {}, ...headings.map((text, i) => el("th", kind(i), text)));
-  const body = rows.map((row) => el("tr", {}, ...row.map((cell, i) => el("td", kind(i), cell === null || cell === undefined ? "–" : cell))));
-  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, head), el("tbody", {}, ...body)));
 }
 
 function duration(seconds) {
@@ -46,11 +31,13 @@ function overview() {
     if (o.collapsed) states.push(" ", el("span", { class: "state collapsed" }, "collapsed"));
     return [el("span", { title: run.workdir }, named(i)), run.recipe, o.method, o.backbone, el("span", {}, ...states),
       `${o.step.toLocaleString("en")} of ${o.total_steps.toLocaleString("en")}`, short(o.loss),
-      o.best ? el("span", { title: o.best.about }, `${o.best.metric} ${o.best.value.toFixed(2)}`) : null, short(o.images_per_s), duration(o.seconds_left)];
+      o.best ? el("span", { title: `${o.best.words}; ${o.best.about}` }, `${o.best.metric} ${o.best.course}`) : null, short(o.images_per_s), duration(o.seconds_left)];
   });
-  const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "best score", "images/s", "time left"];
+  const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "score: first → best → last", "images/s", "time left"];
+  const scored = runs.filter((run) => run.overview.best);
   const why = runs.filter((run) => ["died", "failed"].includes(run.overview.state));
   return [table(headings, rows, [5, 6, 8, 9]),
+    ...scored.map((run) => el("p", { class: "note" }, `${several ? `${run.overview.name}: ` : ""}${run.overview.best.words}; ${run.overview.best.about}.`)),
     ...why.map((run) => el("p", { class: "note" }, `${run.overview.name} ${run.overview.why}`))];
 }
 
@@ -161,30 +148,10 @@ function confusions(run) {
   return [choice, place];
 }
 
-function sheet(of, note, extra) {
-  if (!of || of.rows.length === 0) return null;
-  const tile = (t, heading) => {
-    const image = el("img", { src: t.src, alt: t.caption, title: t.caption });
-    if (t.mark) image.className = t.mark;
-    return el("figure", {}, image, el("figcaption", { title: t.caption }, heading || t.caption));
-  };
-  const heading = (j) => (j > 0 && of.headings.length > 2 ? of.headings[j] : "");
-  const rows = of.rows.map((row) => el("div", { class: "row" }, ...row.map((t, j) => tile(t, heading(j)))));
-  return [el("p", { class: "note" }, note), extra, el("div", { class: "sheet" }, ...rows)];
-}
-
-function neighborLegend(of) {
-  if (!of.rows.some((row) => row.some((tile) => tile.mark))) return null;
-  const key = (name, text) => { const mark = el("i"); mark.style.background = `var(--${name})`; return el("span", {}, mark, text); };
-  return el("div", { class: "legend" }, key("good", "same class"), key("bad", "another class"));
-}
-
 const gallery = (name, note, legend) => perRun((run) => {
   if (run.no_gallery) return el("p", { class: "note" }, `No pictures: ${run.no_gallery}`);
   return run.gallery ? sheet(run.gallery[name], note(run.gallery), legend ? legend(run.gallery[name]) : null) : null;
 });
-
-const seen = (of) => `Images of ${of.set}, seen by ${of.network_description}.`;
 
 function stages(run) {
   const { step_ms: total, rank_wait_ms: waiting, parts } = run.stages;
@@ -271,9 +238,9 @@ section("curves", "Curves", [
   ...drawn,
 ]);
 section("confusions", "Confusion", perRun(confusions));
-section("patches", "Patch features", gallery("patches", (of) => `The first three principal components of the patch features of all images, as red, green and blue: a color means the same in every row. ${seen(of)}`));
-section("attention", "Attention", gallery("attention", (of) => `What the class token attends to in the last block: the mean of all heads, then up to 12 heads, from black, the lowest weight of each, to white, its highest. ${seen(of)}`));
-section("neighbors", "Nearest neighbors", gallery("neighbors", (of) => `Images, each with those of ${of.n_candidates.toLocaleString("en")} whose features have the largest cosine. ${seen(of)}`, neighborLegend));
+section("patches", "Patch features", gallery("patches", patchNote));
+section("attention", "Attention", gallery("attention", attentionNote));
+section("neighbors", "Nearest neighbors", gallery("neighbors", neighborNote, neighborLegend));
 section("views", "Views", gallery("views", (of) => `Images of ${of.set}, each with the views that the run's augmentation makes of it.`));
 section("health", "Health", [...perRun(warnings), ...curves((name) => name.startsWith("health/"))]);
 section("throughput", "Throughput", [...perRun(stages), ...curves((name) => /^(rate|time)\//.test(name))]);

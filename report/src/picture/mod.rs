@@ -3,5 +3,5 @@
 mod canvas;
 pub mod histogram;
 pub mod sheets;
-mod tiles;
+pub(crate) mod tiles;
 pub mod workdir;

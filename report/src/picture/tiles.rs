@@ -14,6 +14,9 @@ const GAP_PX: u32 = 4;
 /// Height of the line of text below the tiles.
 const LEGEND_PX: u32 = 26;
 
+/// Size of the text below the tiles.
+const LEGEND_TEXT_PX: u32 = 16;
+
 /// Height of a line of text below a tile.
 const LINE_PX: u32 = 16;
 
@@ -46,7 +49,7 @@ pub(crate) fn sheet(
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let n_lines = rows.iter().flatten().map(|tile| tile.caption.len()).max().unwrap_or(0) as u32;
     let pitch = [tile_px + GAP_PX, tile_px + GAP_PX + n_lines * LINE_PX];
-    let width = n_columns * pitch[0] + GAP_PX;
+    let width = (n_columns * pitch[0] + GAP_PX).max(legend_width_px(legend));
     let tiles_px = rows.len() as u32 * pitch[1] + GAP_PX;
     let height = if legend.is_empty() { tiles_px } else { tiles_px + LEGEND_PX };
     let mut canvas = RgbImage::from_pixel(width.max(1), height.max(1), Rgb([255; 3]));
@@ -65,10 +68,19 @@ pub(crate) fn sheet(
         }
     }
     if !legend.is_empty() {
-        write(&mut canvas, legend, [GAP_PX, tiles_px + GAP_PX], 16, None)
+        write(&mut canvas, legend, [GAP_PX, tiles_px + GAP_PX], LEGEND_TEXT_PX, None)
             .map_err(|reason| ReportError::picture(path, reason))?;
     }
     write_png(path, canvas.as_raw(), canvas.dimensions()).map_err(|reason| ReportError::picture(path, reason))
+}
+
+/// Returns the width that the line below the tiles needs; zero without one.
+fn legend_width_px(legend: &str) -> u32 {
+    if legend.is_empty() {
+        return 0;
+    }
+    register_default_font();
+    text_width(legend, &("sans-serif", LEGEND_TEXT_PX).into_font()) + 2 * GAP_PX
 }
 
 /// Draws a line of text of `size_px` whose upper left corner is at `[x, y]`. If it is wider than

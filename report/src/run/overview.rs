@@ -6,6 +6,7 @@ use trainer::run::Concern;
 use trainer::run::status::State;
 
 use super::Run;
+use super::metrics::Point;
 
 /// Entry of a run in a list of runs.
 #[derive(Debug, Clone, Serialize)]
@@ -22,7 +23,7 @@ pub struct Overview {
     pub total_steps: u64,
     /// The newest loss.
     pub loss: Option<f64>,
-    /// The highest of the usual scores.
+    /// The highest of the usual scores, with the first and the last of them.
     pub best: Option<Best>,
     /// `running`, `finished`, `stopped`, `failed`, `died`, `not started`.
     pub state: &'static str,
@@ -37,7 +38,7 @@ pub struct Overview {
     pub seconds_left: Option<f64>,
 }
 
-/// The highest score of a run, among its scores of one kind.
+/// The highest score of a run, among its scores of one kind, with the first and the last of them.
 #[derive(Debug, Clone, Serialize)]
 pub struct Best {
     /// Name of the score: `knn_20`.
@@ -48,6 +49,82 @@ pub struct Best {
     pub about: String,
     /// Score in percent.
     pub value: f64,
+    /// Number of steps after which it was first reached.
+    pub step: u64,
+    /// The first score of the kind.
+    pub first: StepScore,
+    /// The last score of the kind.
+    pub last: StepScore,
+    /// The three values: `18.5 → 48.4 → 47.9`; one value if there is one score.
+    pub course: String,
+    /// The three in words: `k-NN (20) 18.5 % at the start, best 48.4 % at step 800, last 47.9 % at
+    /// step 1000`.
+    pub words: String,
+}
+
+/// A score after a number of steps.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct StepScore {
+    /// Number of steps taken.
+    pub step: u64,
+    /// Score in percent.
+    pub value: f64,
+}
+
+impl Best {
+    /// Creates the best of `points`, the scores `metric` of one kind in the order of the steps;
+    /// `None` if there are none.
+    fn of_points(metric: &str, set: &str, about: String, points: &[Point]) -> Option<Self> {
+        let (first_step, first_value) = *points.first()?;
+        let (last_step, last_value) = *points.last()?;
+        let first = StepScore { step: first_step, value: first_value };
+        let last = StepScore { step: last_step, value: last_value };
+        let mut best = first;
+        for (step, value) in points {
+            if *value > best.value {
+                best = StepScore { step: *step, value: *value };
+            }
+        }
+        let course = if points.len() == 1 {
+            format!("{:.1}", best.value)
+        } else {
+            format!("{:.1} → {:.1} → {:.1}", first.value, best.value, last.value)
+        };
+        Some(Self {
+            metric: metric.into(),
+            set: set.into(),
+            about,
+            value: best.value,
+            step: best.step,
+            first,
+            last,
+            course,
+            words: describe_course(metric, first, best, last),
+        })
+    }
+}
+
+/// Describes the first, the best and the last score `metric` of a run.
+fn describe_course(metric: &str, first: StepScore, best: StepScore, last: StepScore) -> String {
+    let name = match metric.strip_prefix("knn_") {
+        Some(k) if k.chars().all(|c| c.is_ascii_digit()) => format!("k-NN ({k})"),
+        _ => metric.replace('_', " "),
+    };
+    let beginning = format!("{name} {:.1} % {}", first.value, describe_step(first.step));
+    let end = format!("{:.1} % {}", last.value, describe_step(last.step));
+    if first.step == last.step {
+        beginning
+    } else if best.step == first.step {
+        format!("{beginning}, which is the best, last {end}")
+    } else if best.step == last.step {
+        format!("{beginning}, best and last {end}")
+    } else {
+        format!("{beginning}, best {:.1} % {}, last {end}", best.value, describe_step(best.step))
+    }
+}
+
+fn describe_step(step: u64) -> String {
+    if step == 0 { "at the start".into() } else { format!("at step {step}") }
 }
 
 /// Score that runs are compared by, where they have it: the one that DINO and DINOv2 quote.
@@ -93,9 +170,10 @@ fn collapsed(run: &Run) -> bool {
     collapses.next_back().is_some_and(|warning| Some(warning.step + 1) >= newest)
 }
 
-/// Returns the highest score of one kind of the run's evaluations, or else of its probe: of
-/// [`USUAL`], or else of an accuracy, fitted on other images than those it is measured on, on the
-/// most images; the kind that was scored most often if there are several.
+/// Returns the highest score of one kind of the run's evaluations, or else of its probe, with the
+/// first and the last of the kind: of [`USUAL`], or else of an accuracy, fitted on other images
+/// than those it is measured on, on the most images; the kind that was scored most often if there
+/// are several.
 fn best(run: &Run) -> Option<Best> {
     let percentages = run.evaluations.scores.iter().filter(|(kind, _)| !kind.measure.is_empty());
     let highest = percentages.max_by_key(|(kind, scores)| {
@@ -111,14 +189,14 @@ fn best(run: &Run) -> Option<Best> {
     let Some((kind, scores)) = highest else {
         return best_probe_score(run);
     };
-    let value = scores.iter().map(|scored| scored.value).max_by(f64::total_cmp)?;
+    let points: Vec<Point> = scores.iter().map(|scored| (scored.step, scored.value)).collect();
     let fitted = match kind.train_images {
         Some(images) => format!(", fitted on {images} images of {}", kind.train),
         None if kind.train.is_empty() => String::new(),
         None => format!(", fitted on {}", kind.train),
     };
     let about = format!("{}{fitted}; {}", kind.set, kind.transform);
-    Some(Best { metric: kind.metric.clone(), set: kind.set.clone(), about, value })
+    Best::of_points(&kind.metric, &kind.set, about, &points)
 }
 
 /// Returns the highest score of the probe in the logged rows, the only scores in runs of older
@@ -127,8 +205,7 @@ fn best_probe_score(run: &Run) -> Option<Best> {
     let columns =
         run.metrics.0.iter().filter_map(|(name, points)| Some((name.strip_prefix("probe/")?, points)));
     let (metric, points) = columns.min_by_key(|(name, _)| *name != USUAL)?;
-    let value = points.iter().map(|(_, value)| *value).max_by(f64::total_cmp)?;
-    Some(Best { metric: metric.into(), set: String::new(), about: "the probe within the run".into(), value })
+    Best::of_points(metric, "", "the probe within the run".into(), points)
 }
 
 /// Returns the value of `key` in `config`, as recipes write it.
@@ -143,5 +220,41 @@ fn millions(n: usize) -> String {
         n if n >= 1_000_000_000 => format!("{:.2} G", n as f64 / 1e9),
         n if n >= 1_000_000 => format!("{:.1} M", n as f64 / 1e6),
         n => format!("{:.0} k", n as f64 / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn best(points: &[Point]) -> Best {
+        Best::of_points("knn_20", "cifar", String::new(), points).unwrap()
+    }
+
+    #[test]
+    fn scores_are_described_from_the_first_to_the_last() {
+        let risen = best(&[(0, 18.5), (800, 48.4), (1000, 47.9)]);
+        assert_eq!(
+            risen.words,
+            "k-NN (20) 18.5 % at the start, best 48.4 % at step 800, last 47.9 % at step 1000"
+        );
+        assert_eq!((risen.course.as_str(), risen.value, risen.step), ("18.5 → 48.4 → 47.9", 48.4, 800));
+        assert_eq!(
+            best(&[(100, 30.0), (200, 31.0)]).words,
+            "k-NN (20) 30.0 % at step 100, best and last 31.0 % at step 200"
+        );
+        // The first of equal scores is the best: training has not helped.
+        assert_eq!(
+            best(&[(0, 31.6), (300, 31.6), (600, 30.0)]).words,
+            "k-NN (20) 31.6 % at the start, which is the best, last 30.0 % at step 600"
+        );
+        let single = best(&[(0, 18.5)]);
+        assert_eq!(
+            (single.words.as_str(), single.course.as_str()),
+            ("k-NN (20) 18.5 % at the start", "18.5")
+        );
+        assert!(Best::of_points("knn_20", "cifar", String::new(), &[]).is_none());
+        let linear = Best::of_points("linear_honest", "", String::new(), &[(5, 50.0)]).unwrap();
+        assert_eq!(linear.words, "linear honest 50.0 % at step 5");
     }
 }

@@ -45,9 +45,18 @@ impl Start {
 
     /// Reads the newest start of the run in `workdir`; `None` for a run of an earlier version.
     pub(crate) fn read_newest(workdir: &Path) -> Result<Option<Self>, ReportError> {
-        let newest: Option<Self> = jsonl::rows(&workdir.join(STARTS))?.pop();
+        Ok(Self::read_all(workdir)?.pop())
+    }
+
+    /// Reads the starts of the run in `workdir`, in their order; none for a run of an earlier
+    /// version.
+    ///
+    /// # Errors
+    /// [`ReportError::Read`].
+    pub fn read_all(workdir: &Path) -> Result<Vec<Self>, ReportError> {
+        let starts: Vec<Self> = jsonl::rows(&workdir.join(STARTS))?;
         // Earlier versions wrote secrets to the file.
-        Ok(newest.as_ref().map(Self::redact_list))
+        Ok(starts.iter().map(Self::redact_list).collect())
     }
 
     /// Appends this start to the file of starts in `workdir`.
@@ -110,8 +119,8 @@ fn is_key_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-_.".contains(c)
 }
 
-/// Quotes a word for a shell.
-fn shell_quote(word: &str) -> String {
+/// Quotes a word for a shell, if that is necessary.
+pub fn shell_quote(word: &str) -> String {
     if !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c)) {
         word.to_string()
     } else {

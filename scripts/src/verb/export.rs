@@ -14,10 +14,11 @@ use serde_json::json;
 use session::{Backbone, find_workdir};
 use trainer::Plan;
 use trainer::checkpoint::Manifest;
-use weights::{Card, Format, Precision, Score};
+use weights::{Card, Format, Hints, Precision, Score};
 
 use crate::console::say;
 use crate::network_flags::WeightFlags;
+use crate::run_end::path_in_run;
 
 /// Flags of `export`.
 #[derive(clap::Args)]
@@ -84,17 +85,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     let written: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     out!("{} written: {}", backbone.network_name, written.join(", "));
-    if format == Format::Dinov3
-        && let ModelConfig::Vit(config) = &backbone.model
-        && (config.norm_epsilon - 1e-5).abs() > 1e-9
-    {
-        say(format!(
-            "note: the layer norms use ε = {:e}, which this format cannot record (DINOv3's own networks \
-             use 1e-5): use the constructor in the model card, or pass --norm-epsilon {:e} when ocelli \
-             reads the file",
-            config.norm_epsilon, config.norm_epsilon
-        ));
-    }
+    note_epsilon(format, &backbone.model);
     if args.json {
         let scores: Vec<_> = scores
             .iter()
@@ -112,14 +103,41 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Notes that a format does not record the ε of layer norms, if it is not that of its library.
+fn note_epsilon(format: Format, model: &ModelConfig) {
+    if format == Format::Dinov3
+        && let ModelConfig::Vit(config) = model
+        && (config.norm_epsilon - 1e-5).abs() > 1e-9
+    {
+        say(format!(
+            "note: the layer norms use ε = {:e}, which this format cannot record (DINOv3's own networks \
+             use 1e-5): use the constructor in the model card, or pass --norm-epsilon {:e} when ocelli \
+             reads the file",
+            config.norm_epsilon, config.norm_epsilon
+        ));
+    }
+}
+
+/// Exports the backbone of the run in `workdir` into that folder, as `export` does without flags;
+/// returns the path. An earlier export of the run is replaced, like its report.
+pub(crate) fn export_beside(workdir: &Path, format: Format) -> anyhow::Result<PathBuf> {
+    let backbone = Backbone::open(workdir, &Hints::default())?;
+    let card = model_card(workdir, &backbone)?;
+    let path = path_in_run(workdir, format);
+    backbone.export(&path, format, Precision::F32, &card, true)?;
+    note_epsilon(format, &backbone.model);
+    Ok(path)
+}
+
 /// Collects the facts about `backbone`, which comes from `path`.
 pub(crate) fn model_card(path: &Path, backbone: &Backbone) -> anyhow::Result<Card> {
     let version = env!("CARGO_PKG_VERSION").to_string();
     let Some(manifest) = &backbone.manifest else {
         let name = path.file_stem().map(|name| name.to_string_lossy().into_owned());
         let name = name.unwrap_or_else(|| "backbone".into());
-        let data = Some(format!("Weights of {}, converted.", backbone.origin));
-        return Ok(Card { name, data, version, ..Card::default() });
+        let data = Some(format!("Weights of {}, converted.", backbone.provenance.library));
+        let origins = backbone.provenance.origins(path, &backbone.tensors);
+        return Ok(Card { name, data, origins, version, ..Card::default() });
     };
     let scores = match find_workdir(path) {
         Some(workdir) => report::scores_at(workdir, &backbone.network_name, manifest.step)?,
@@ -132,6 +150,7 @@ pub(crate) fn model_card(path: &Path, backbone: &Backbone) -> anyhow::Result<Car
         name: plan.recipe.name.clone(),
         plan: Some(plan.to_toml()),
         data: Some(trained_on(manifest)),
+        origins: backbone.provenance.began_with.clone(),
         scores: scores.collect(),
         version,
     })

@@ -16,12 +16,15 @@ use prep::bits::report_bits;
 use prep::open::report_turned;
 use report::Start;
 use serde_json::json;
-use session::{ScoringProbe, Session, initial_model};
+use session::{ScoringProbe, Session, check_export, initial_model};
 use trainer::Plan;
 use trainer::checkpoint::steps;
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
+use trainer::{Plan, Recipe};
+use weights::Format;
 
+use super::export::export_beside;
 use super::report::write_beside;
 use crate::cluster::compute;
 use crate::console::{command_line, say};
@@ -29,6 +32,7 @@ use crate::exit::PREEMPTED;
 use crate::forecast::Forecast;
 use crate::initial::InitialFlags;
 use crate::progress::{Activity, StageBar};
+use crate::run_end::{EndedRun, print_scores, warn_of_missing_probes};
 use crate::run_progress::RunProgress;
 use crate::signals::Signals;
 use crate::{pictures, recipes};
@@ -39,7 +43,7 @@ use crate::{pictures, recipes};
         runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine \
         --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ \
         --workdir runs/mine\n  ocelli pretrain --recipe dinov2_continue --init dinov2_vits14_pretrain.pth \
-        --shards data/ --workdir runs/more")]
+        --shards data/ --workdir runs/more --export timm")]
 pub(crate) struct Args {
     /// Recipe: a name, such as dino_vits16 or simclr_cifar, or a file, such as the plan.toml of a
     /// run. `ocelli recipe` lists, explains and creates recipes.
@@ -66,6 +70,10 @@ pub(crate) struct Args {
     /// Override a recipe value: `--set optim.batch_size=32`. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
+    /// Export the backbone after the last step, into the folder export-FORMAT of the work
+    /// directory: safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx.
+    #[arg(long, value_name = "FORMAT")]
+    export: Option<Format>,
     #[command(flatten)]
     initial: InitialFlags,
     #[command(flatten)]
@@ -74,7 +82,7 @@ pub(crate) struct Args {
     /// targets, forward, head, backward, data, update, checkpoint.
     #[arg(long, value_name = "WHAT:WHERE")]
     inject_fault: Option<Fault>,
-    /// Print a line of JSON at the end: steps, seconds, workdir.
+    /// Print a line of JSON at the end: steps, seconds, workdir; with --export: export.
     #[arg(long)]
     json: bool,
 }
@@ -92,9 +100,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if args.probe_train.is_empty() && recipe.run.probe_every_steps > 0 {
         bail!("run.probe_every_steps is set: give the probe's shards with --probe-train and --probe-test");
     }
+    check_format(args.export, &recipe)?;
     let start = Instant::now();
     let launch = compute::launch()?;
     let rank = launch.rank;
+    if rank == 0 && args.probe_train.is_empty() {
+        warn_of_missing_probes(&args.workdir);
+    }
     let session = Session {
         recipe,
         workdir: args.workdir.clone(),
@@ -105,7 +117,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         fault: args.inject_fault.clone(),
         stop: Arc::default(),
     };
-    let (plan, outcome) = pretrain(session, storage, |plan| probes(args, plan, rank, storage))?;
+    let Trained { plan, outcome, dataset } =
+        pretrain(session, storage, |plan| probes(args, plan, rank, storage))?;
     let checkpoints = args.workdir.join("checkpoints");
     if outcome == Outcome::Stopped {
         if rank == 0 {
@@ -115,6 +128,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             } else {
                 "stopped by a signal before anything was saved: the same command starts over"
             });
+            print_scores(&args.workdir);
         }
         return Ok(ExitCode::from(PREEMPTED));
     }
@@ -127,13 +141,50 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         Ok(page) => say(format!("report: {}", page.display())),
         Err(error) => say(format!("warning: could not write the report: {error:#}")),
     }
+    print_scores(&args.workdir);
+    let exported = export(args)?;
+    let ended = EndedRun {
+        workdir: &args.workdir,
+        plan: &plan,
+        dataset: &dataset,
+        probe_train: &args.probe_train,
+        probe_test: &args.probe_test,
+        is_exported: exported.is_some(),
+    };
+    ended.print_next();
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
-        out!("{}", json!({ "steps": plan.total_steps, "seconds": seconds, "workdir": args.workdir }));
+        let mut line = json!({ "steps": plan.total_steps, "seconds": seconds, "workdir": args.workdir });
+        if let Some(path) = &exported {
+            line["export"] = json!(path);
+        }
+        out!("{line}");
     } else {
         out!("{} steps done; checkpoints in {}", plan.total_steps, checkpoints.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that the requested format of the export, if there is one, can hold the network of
+/// `recipe`.
+fn check_format(requested: Option<Format>, recipe: &Recipe) -> anyhow::Result<()> {
+    let Some(format) = requested else { return Ok(()) };
+    let Err(error) = check_export(recipe, format) else { return Ok(()) };
+    let mut possible = Format::ALL.to_vec();
+    possible.retain(|format| check_export(recipe, *format).is_ok());
+    let names: Vec<&str> = possible.into_iter().map(Format::name).collect();
+    bail!("--export {}: {error}; choose one of {}", format.name(), names.join(", "));
+}
+
+/// Exports the backbone of the run if that is requested; returns the file or folder.
+fn export(args: &Args) -> anyhow::Result<Option<PathBuf>> {
+    let Some(format) = args.export else { return Ok(None) };
+    let path = {
+        let _activity = Activity::new("exporting the backbone …");
+        export_beside(&args.workdir, format)?
+    };
+    say(format!("exported for {}: {}", format.name(), path.display()));
+    Ok(Some(path))
 }
 
 /// Prints how many samples of the run in `workdir` could not be used.
@@ -191,13 +242,23 @@ fn probe_bar(step: u64) -> Box<dyn Progress> {
     Box::new(StageBar::named(job))
 }
 
+/// A run after its last step, or after a step at which it was asked to stop.
+pub(crate) struct Trained {
+    /// Plan of the run.
+    pub(crate) plan: Plan,
+    /// Outcome of the run.
+    pub(crate) outcome: Outcome,
+    /// Images of the run.
+    pub(crate) dataset: Arc<Dataset>,
+}
+
 /// Runs the stages of `session`, with signals and a progress bar. The recipe is checked before
 /// `probes` is called.
 pub(crate) fn pretrain(
     session: Session,
     storage: &Storage,
     probes: impl FnOnce(&Plan) -> anyhow::Result<Probes>,
-) -> anyhow::Result<(Plan, Outcome)> {
+) -> anyhow::Result<Trained> {
     let rank = session.launch.rank;
     let world_size = session.launch.world_size;
     let n_local = session.launch.n_local.unwrap_or(1);
@@ -222,14 +283,15 @@ pub(crate) fn pretrain(
     let signals = Signals::listen(stop, progress.answer())?;
     let workdir = fitted.workdir().to_path_buf();
     let dataset = Arc::clone(fitted.dataset());
+    let pictured = Arc::clone(&dataset);
     let pictures_plan = plan.clone();
     let mut progress = progress.on_training(signals.training()).on_start(move || {
         record_start(&workdir, world_size);
-        pictures::views(&workdir, &dataset, &pictures_plan);
+        pictures::views(&workdir, &pictured, &pictures_plan);
     });
     let outcome = fitted.train(&mut probes, &mut progress);
     signals.idle();
-    Ok((plan, outcome?))
+    Ok(Trained { plan, outcome: outcome?, dataset })
 }
 
 /// Prints notes on the images.

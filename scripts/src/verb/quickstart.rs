@@ -22,7 +22,7 @@ use trainer::run::Outcome;
 use weights::{Format, Hints, Precision};
 
 use super::export::model_card;
-use super::pretrain::{Probes, pretrain};
+use super::pretrain::{Probes, Trained, pretrain};
 use super::probe::print_table;
 use super::report::write_beside;
 use crate::cluster::compute;
@@ -84,7 +84,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         fault: None,
         stop: Arc::default(),
     };
-    let (_, outcome) = pretrain(session, storage, |_| Ok(Probes::default()))?;
+    let Trained { outcome, .. } = pretrain(session, storage, |_| Ok(Probes::default()))?;
     if outcome == Outcome::Stopped {
         say("stopped by a signal: run the same command to resume");
         return Ok(ExitCode::from(PREEMPTED));

@@ -1,4 +1,4 @@
-//! `ocelli report`: one HTML page about a run, or about several side by side.
+//! `ocelli report`: one HTML page about a run, about several side by side, or about weights.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,6 +20,7 @@ use crate::console::say;
 use crate::network_flags::NetworkFlags;
 use crate::pictures;
 use crate::progress::{Activity, StageBar};
+use crate::weights_report::WeightsReport;
 
 /// Default number of images of each sheet.
 const N_IMAGES: usize = 8;
@@ -38,16 +39,24 @@ const TRAINED_PER_CANDIDATE: u64 = 4;
 /// Flags of `report`.
 #[derive(Default, clap::Args)]
 #[command(after_help = "Examples:\n  ocelli report runs/mine\n  ocelli report runs/first runs/second --out \
-        both.html")]
+        both.html\n  ocelli report --checkpoint dinov2_vits14_pretrain.pth --images photos/")]
 pub(crate) struct Args {
     /// Work directories, or folders containing them.
-    #[arg(required = true, value_name = "WORKDIR")]
+    #[arg(required_unless_present = "checkpoint", value_name = "WORKDIR")]
     workdirs: Vec<PathBuf>,
+    /// Weights to show in place of runs: a file or folder from `ocelli export`, DINO, DINOv2,
+    /// DINOv3, timm, torchvision or transformers, a run or a checkpoint.
+    #[arg(long, value_name = "WEIGHTS", conflicts_with = "workdirs", requires = "images")]
+    checkpoint: Option<PathBuf>,
     /// HTML file to write [default: report.html in the work directory, or in the current folder for
-    /// several runs].
+    /// several runs]; with --checkpoint, the folder for the page and its pictures [default:
+    /// NAME-report in the current folder].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Shards of images to show, instead of the run's own.
+    /// Replace the files of an earlier report, with --checkpoint.
+    #[arg(long, requires = "checkpoint")]
+    overwrite: bool,
+    /// Images to show, instead of the run's own: a folder, or shards.
     #[arg(long, num_args = 1.., value_name = "SHARDS")]
     images: Vec<String>,
     /// Number of images per sheet.
@@ -64,12 +73,26 @@ pub(crate) struct Args {
     network: NetworkFlags,
     #[command(flatten)]
     device: DeviceFlag,
-    /// Print a line of JSON at the end: file, bytes, runs.
+    /// Print a line of JSON at the end: file, bytes, runs; with --checkpoint: files.
     #[arg(long)]
     json: bool,
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    if let Some(checkpoint) = &args.checkpoint {
+        let report = WeightsReport {
+            checkpoint,
+            settings: args.network.settings(),
+            images: &args.images,
+            n_images: args.n_images.max(1),
+            n_candidates: args.candidates,
+            out: args.out.as_deref(),
+            overwrite: args.overwrite,
+        };
+        let files = report.write(storage, &args.device.open()?.device)?;
+        print_files(&files, args.json);
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut runs = Vec::new();
     for folder in &args.workdirs {
         let workdirs = Run::workdirs_in(folder);
@@ -107,6 +130,18 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         out!("{n_runs}, {:.1} MB: {}", n_bytes as f64 / 1e6, out.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the page and the pictures of weights.
+fn print_files(files: &[PathBuf], is_json: bool) {
+    let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+    if is_json {
+        out!("{}", json!({ "files": names }));
+        return;
+    }
+    for name in names {
+        out!("{name}");
+    }
 }
 
 /// Writes the page of the run in `workdir` into it, as `report` does without flags, and
@@ -184,7 +219,7 @@ fn create_gallery(
     let images = with_names(images, specs, storage)?;
     let multicrop = open.multicrop();
     let seed = run.status.plan.recipe.seed;
-    let options = GalleryOptions { n_images: args.n_images.max(1), multicrop: &multicrop, seed };
+    let options = GalleryOptions { n_images: args.n_images.max(1), multicrop: Some(&multicrop), seed };
     say(format!("{}: drawing pictures of {} images from {}", run.name(), images.len(), images.name));
     let bar = StageBar::named("pictures");
     let table = features(None, &open.network, &images, wanted(&[]), &bar)?;

@@ -22,7 +22,8 @@ pub(crate) struct Args {
 }
 
 /// Headings of the table.
-const HEADINGS: [&str; 8] = ["run", "method", "backbone", "step", "loss", "best score", "state", "left"];
+const HEADINGS: [&str; 8] =
+    ["run", "method", "backbone", "step", "loss", "score: first → best → last", "state", "left"];
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.folder.is_dir() {
@@ -86,10 +87,7 @@ fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
         overview.backbone.clone(),
         format!("{}/{}", overview.step, overview.total_steps),
         overview.loss.map_or_else(|| "-".into(), |loss| format!("{loss:.4}")),
-        overview
-            .best
-            .as_ref()
-            .map_or_else(|| "-".into(), |best| format!("{} {:.1}", best.metric, best.value)),
+        overview.best.as_ref().map_or_else(|| "-".into(), |best| format!("{} {}", best.metric, best.course)),
         state,
         overview.seconds_left.map_or_else(|| "-".into(), duration),
     ]

@@ -4,11 +4,11 @@ use augment::{MultiCrop, ViewMix};
 use burn_tensor::Device;
 use kernels::ops::choose_kernels;
 use kernels::product_kernels::Kernels;
-use networks::NamedTensor;
 use networks::divided::{divided, numel};
 use networks::layout::{ALIGNMENT, UnitLayout};
 use networks::part_name::undivided_name;
 use networks::patches::PixelInput;
+use networks::{NamedTensor, Origin};
 use ranks::communicator::Communicator;
 use ranks::topology::Topology;
 use serde::{Deserialize, Serialize};
@@ -68,6 +68,10 @@ pub struct Plan {
     /// set changes the rounding.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kernels: String,
+    /// Weights that the run began with, the latest first: a run may begin with weights that began
+    /// with others. Empty for random weights, and in plans of older releases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub origins: Vec<Origin>,
     /// The recipe, with every default filled in.
     pub recipe: Recipe,
 }
@@ -106,6 +110,23 @@ impl Plan {
     pub fn to_toml(&self) -> String {
         // Numbers, texts and tables alone, all of which TOML can represent.
         toml::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// Returns the weights that the run began with, the latest first. Of a run that an older
+    /// release began, only the path and the fingerprint of those that its recipe names are known.
+    pub fn began_with(&self) -> Vec<Origin> {
+        if let Some(init) = &self.recipe.init
+            && self.origins.is_empty()
+        {
+            return vec![Origin {
+                name: init.weights.clone(),
+                step: None,
+                library: String::new(),
+                fingerprint: init.fingerprint.clone(),
+                license: None,
+            }];
+        }
+        self.origins.clone()
     }
 
     /// Returns the name of the network that is evaluated.

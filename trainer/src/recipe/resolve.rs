@@ -47,6 +47,7 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
         keep: recipe.run.keep.unwrap_or(ALL_UNITS),
         segment: recipe.run.segment.unwrap_or(1),
         kernels: String::new(),
+        origins: Vec::new(),
         recipe,
     };
     check(&plan)?;

@@ -127,11 +127,16 @@ fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> 
     Err(TrainError::RecipeMismatch { workdir: workdir.to_path_buf(), key, there, here })
 }
 
-/// Sets the number of workers to that of `previous`, the plan of the run so far, if the recipe
-/// leaves it open, and warns of changes that make results differ by rounding.
+/// Sets what a resumed run takes from `previous`, the plan of the run so far: the number of
+/// workers, if the recipe leaves it open, and the weights that the run began with. Warns of changes
+/// that make results differ by rounding.
 fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str)) {
     if plan.recipe.run.workers == 0 && plan.world_size == previous.world_size {
         plan.n_workers = previous.n_workers;
+    }
+    // They are not opened again.
+    if plan.origins.is_empty() {
+        plan.origins.clone_from(&previous.origins);
     }
     let groups = [previous, &*plan].map(|plan| plan.method().map_or(1, |method| method.column_group_size()));
     if groups[0] != groups[1] {

@@ -151,13 +151,13 @@ impl Exchange for ConvnextConfig {
                 Some(PythonNetwork {
                     imports: "from torchvision.models import convnext\n",
                     expression: format!("convnext.ConvNeXt([{}])", stages.join(", ")),
-                    without_classifier: "model.classifier[2] = torch.nn.Identity()\n",
+                    changes: "model.classifier[2] = torch.nn.Identity()\n".into(),
                 })
             }
             Library::Dinov3 => Some(PythonNetwork {
                 imports: "from dinov3.models.convnext import ConvNeXt\n",
                 expression: format!("ConvNeXt({channels}depths={depths:?}, dims={widths:?})"),
-                without_classifier: "",
+                changes: String::new(),
             }),
             _ => None,
         }

@@ -105,6 +105,18 @@ pub(crate) trait Exchange {
         None
     }
 
+    /// Returns Python code that builds a network whose parameters have Ocelli's names; `None` if
+    /// that is not possible, or if timm's constructor builds it, with [`Exchange::python_renames`].
+    fn own_python(&self) -> Option<PythonNetwork> {
+        None
+    }
+
+    /// Returns Python statements that give `weights`, the parameters by Ocelli's names, the names
+    /// of timm, each with its newline; empty if these are the same.
+    fn python_renames(&self) -> String {
+        String::new()
+    }
+
     /// Adds the network's nodes for images of `px` pixels to `graph`.
     ///
     /// # Errors
@@ -184,8 +196,9 @@ pub(crate) struct PythonNetwork {
     pub imports: &'static str,
     /// Expression whose value is the network.
     pub expression: String,
-    /// Statement that removes the classifier, with its newline; empty if there is no classifier.
-    pub without_classifier: &'static str,
+    /// Statements that change `model`, the network, such as to remove its classifier, each with its
+    /// newline.
+    pub changes: String,
 }
 
 /// Outputs of a graph.

@@ -1,6 +1,6 @@
 //! RegNetYs of timm, torchvision and transformers. Ocelli uses torchvision's names.
 
-use networks::{Design, ModelConfig, NamedSize, RegnetConfig, Size};
+use networks::{Design, ModelConfig, NamedSize, RGB_CHANNELS, RegnetConfig, Size};
 use serde_json::{Value, json};
 
 use super::convolutional::{self, IMAGE_PX, Layer, outputs, residual_block, shape, stem};
@@ -103,7 +103,32 @@ impl Exchange for RegnetConfig {
                 "regnet.RegNet(regnet.BlockParams.from_init_params(depth={depth}, w_0={w_0}, w_a={w_a}, \
                  w_m={w_m}, group_width={group_width}, se_ratio=0.25))"
             ),
-            without_classifier: "model.fc = torch.nn.Identity()\n",
+            changes: "model.fc = torch.nn.Identity()\n".into(),
+        })
+    }
+
+    fn own_python(&self) -> Option<PythonNetwork> {
+        let stages = self.stages();
+        let depths: Vec<usize> = stages.iter().map(|stage| stage.depth).collect();
+        let widths: Vec<usize> = stages.iter().map(|stage| stage.width).collect();
+        let group_widths: Vec<usize> = stages.iter().map(|stage| stage.group_width).collect();
+        let mut changes = String::new();
+        if self.channels != RGB_CHANNELS {
+            changes.push_str(&format!(
+                "model.stem[0] = torch.nn.Conv2d({}, 32, 3, stride=2, padding=1, bias=False)\n",
+                self.channels
+            ));
+        }
+        changes.push_str("model.fc = torch.nn.Identity()\n");
+        Some(PythonNetwork {
+            imports: "from torchvision.models import regnet\n",
+            // Widths as they are, because torchvision would round those of some designs.
+            expression: format!(
+                "regnet.RegNet(regnet.BlockParams(depths={depths:?}, widths={widths:?}, \
+                 group_widths={group_widths:?}, bottleneck_multipliers=[1.0] * 4, strides=[2] * 4, \
+                 se_ratio=0.25))"
+            ),
+            changes,
         })
     }
 

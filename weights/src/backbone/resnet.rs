@@ -1,6 +1,6 @@
 //! ResNets of timm, torchvision and transformers. Ocelli uses torchvision's names, as timm does.
 
-use networks::{ModelConfig, ResnetConfig, StemKind};
+use networks::{ModelConfig, RGB_CHANNELS, ResnetConfig, StemKind};
 use serde_json::{Map, Value, json};
 
 use super::convolutional::{self, IMAGE_PX, Layer, outputs, residual_block, shape, stem};
@@ -12,6 +12,9 @@ use crate::library::Library;
 use crate::onnx::{Graph, Setting};
 use crate::pretrained::Hints;
 use crate::source::{BackboneTensors, Source};
+
+/// Channels of the first stage in torchvision's class, which takes no others.
+const TORCHVISION_WIDTH: usize = 64;
 
 impl Exchange for ResnetConfig {
     fn kind() -> &'static str {
@@ -86,15 +89,36 @@ impl Exchange for ResnetConfig {
     }
 
     fn python(&self, library: Library) -> Option<PythonNetwork> {
-        if library != Library::Torchvision || self.stem == StemKind::Small || self.width != 64 {
+        if library != Library::Torchvision || self.stem == StemKind::Small {
+            return None;
+        }
+        self.own_python()
+    }
+
+    fn own_python(&self) -> Option<PythonNetwork> {
+        if self.width != TORCHVISION_WIDTH {
             return None;
         }
         let (depths, is_bottleneck) = self.stages();
         let block = if is_bottleneck { "Bottleneck" } else { "BasicBlock" };
+        let channels = self.channels;
+        let mut changes = String::new();
+        if self.stem == StemKind::Small {
+            changes.push_str(&format!(
+                "model.conv1 = torch.nn.Conv2d({channels}, {TORCHVISION_WIDTH}, 3, padding=1, bias=False)\n\
+                 model.maxpool = torch.nn.Identity()\n"
+            ));
+        } else if channels != RGB_CHANNELS {
+            changes.push_str(&format!(
+                "model.conv1 = torch.nn.Conv2d({channels}, {TORCHVISION_WIDTH}, 7, stride=2, padding=3, \
+                 bias=False)\n"
+            ));
+        }
+        changes.push_str("model.fc = torch.nn.Identity()\n");
         Some(PythonNetwork {
             imports: "from torchvision.models import resnet\n",
             expression: format!("resnet.ResNet(resnet.{block}, {depths:?})"),
-            without_classifier: "model.fc = torch.nn.Identity()\n",
+            changes,
         })
     }
 

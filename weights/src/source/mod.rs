@@ -3,6 +3,7 @@
 mod backbone_tensors;
 pub(crate) mod config;
 mod layouts;
+mod license;
 mod opened;
 mod unsupported;
 

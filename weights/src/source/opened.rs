@@ -19,6 +19,12 @@ pub(crate) const WEIGHT_FILES: [&str; 3] =
 /// Configurations that a folder may contain.
 pub(crate) const CONFIGURATION_FILES: [&str; 2] = ["config.json", "preprocessor_config.json"];
 
+/// Model card that a folder may contain.
+const README: &str = "README.md";
+
+/// Longest beginning of a model card that is read, in bytes.
+const README_BYTES: u64 = 1 << 16;
+
 /// Tensors and configurations that were found at a path.
 pub(crate) struct Source {
     pub(crate) path: PathBuf,
@@ -29,6 +35,8 @@ pub(crate) struct Source {
     pub(crate) config: Option<Value>,
     /// Contents of `preprocessor_config.json`.
     pub(crate) preprocessor: Option<Value>,
+    /// Beginning of `README.md`, a model card.
+    pub(crate) readme: Option<String>,
     /// Whether the file was written by `torch.save`.
     pub(crate) is_pickle: bool,
     /// Whether the file is an ONNX graph.
@@ -63,6 +71,7 @@ impl Source {
         let [config_file, preprocessor_file] = CONFIGURATION_FILES;
         let config = read_json(folder, config_file)?;
         let preprocessor = read_json(folder, preprocessor_file)?;
+        let readme = folder.and_then(read_readme);
         let kind = detect_kind(&file)?;
         let (arrays, metadata) = match kind {
             Kind::Index => (read_indexed(&file)?, HashMap::new()),
@@ -73,7 +82,8 @@ impl Source {
         let arrays = normalize_names(arrays).map_err(|reason| WeightsError::malformed(&file, reason))?;
         let is_pickle = kind == Kind::Pickle;
         let is_graph = kind == Kind::Graph;
-        Ok(Self { path: path.to_path_buf(), arrays, metadata, config, preprocessor, is_pickle, is_graph })
+        let path = path.to_path_buf();
+        Ok(Self { path, arrays, metadata, config, preprocessor, readme, is_pickle, is_graph })
     }
 }
 
@@ -132,6 +142,17 @@ fn read_start(file: &Path) -> std::io::Result<(Vec<u8>, u64)> {
     let mut start = Vec::new();
     file.by_ref().take(16).read_to_end(&mut start)?;
     Ok((start, len_bytes))
+}
+
+/// Reads the beginning of the model card in `folder`; `None` if there is none that can be read.
+fn read_readme(folder: &Path) -> Option<String> {
+    let path = folder.join(README);
+    if !path.is_file() {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(README_BYTES).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Reads the JSON file `name` in `folder`, if both exist.

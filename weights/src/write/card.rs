@@ -4,9 +4,10 @@ use std::fmt::Write;
 use std::path::Path;
 
 use augment::{Decoding, Depth, Fill, FillRule};
+use networks::Origin;
 
 use super::format::Format;
-use super::program::{Program, program};
+use super::program::{embed_command, program};
 use crate::backbone::exchange_of;
 use crate::export::Export;
 use crate::preprocessing::Preprocessing;
@@ -32,8 +33,11 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     if let Some(data) = &card.data {
         let _ = writeln!(out, "{data}\n");
     }
-    let Program { language, text } = program(path, format, export);
-    let _ = writeln!(out, "## Use\n\n```{language}\n{text}```\n");
+    out.push_str(&origins_text(&card.origins));
+    let _ = writeln!(out, "## Use\n\n```python\n{}```\n", program(path, format, export));
+    if format == Format::Safetensors {
+        let _ = writeln!(out, "The same by Ocelli:\n\n```sh\n{}\n```\n", embed_command(path));
+    }
     let Preprocessing { pixels, transform, decoding } = &export.preprocessing;
     let format = pixels.format();
     let values = match (format.is_rgb8(), format.depth) {
@@ -66,6 +70,44 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         let _ = writeln!(out, "## Plan\n\n```toml\n{}\n```", plan.trim_end());
     }
     out
+}
+
+/// Returns a table of the weights that a network began with; empty for random weights.
+fn origins_text(origins: &[Origin]) -> String {
+    if origins.is_empty() {
+        return String::new();
+    }
+    let mut out = String::from(
+        "Origin: the weights below, the latest first. Their licenses apply to this file, too.\n\n\
+         | weights | made by | fingerprint | license |\n|---|---|---|---|\n",
+    );
+    for origin in origins {
+        let step = origin.step.map_or(String::new(), |step| format!(", step {step}"));
+        let library = if origin.library.is_empty() { "unknown" } else { &origin.library };
+        let _ = writeln!(
+            out,
+            "| {}{step} | {} | {} | {} |",
+            cell(&origin.name),
+            cell(library),
+            cell(&origin.fingerprint),
+            cell(origin.license_in_words()),
+        );
+    }
+    out.push('\n');
+    out
+}
+
+/// Returns `text` for a cell of a table: names in files are not trusted.
+fn cell(text: &str) -> String {
+    let mut cell = String::new();
+    for c in text.chars() {
+        match c {
+            '|' | '<' | '`' | '[' | '\\' => cell.extend(['\\', c]),
+            c if c.is_control() => cell.push(' '),
+            c => cell.push(c),
+        }
+    }
+    cell
 }
 
 /// Describes the unusual steps of decoding, which other programs must repeat.

@@ -4,17 +4,28 @@ use std::collections::HashMap;
 
 use crate::backbone::exchange_of;
 use crate::export::Export;
-use crate::metadata::{MODEL, NETWORK, NORMALIZATION, POOLING, PREPROCESSING};
+use crate::metadata::{LICENSE, MODEL, NETWORK, NORMALIZATION, ORIGINS, POOLING, PREPROCESSING};
 
 /// Returns the metadata of `export`.
 pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
     let normalization = &export.preprocessing.pixels.normalization;
-    HashMap::from([
+    let mut entries = HashMap::from([
         (MODEL.into(), serde_json::to_string(export.model).unwrap_or_default()),
         (PREPROCESSING.into(), serde_json::to_string(&export.preprocessing).unwrap_or_default()),
         (NORMALIZATION.into(), serde_json::to_string(normalization).unwrap_or_default()),
         (NETWORK.into(), export.network_name.into()),
         (POOLING.into(), exchange_of(export.model).pooling().into()),
         ("format".into(), "pt".into()),
-    ])
+    ]);
+    let origins = &export.card.origins;
+    if !origins.is_empty() {
+        entries.insert(ORIGINS.into(), serde_json::to_string(origins).unwrap_or_default());
+    }
+    let mut licenses: Vec<&str> = origins.iter().filter_map(|origin| origin.license.as_deref()).collect();
+    licenses.sort_unstable();
+    licenses.dedup();
+    if !licenses.is_empty() {
+        entries.insert(LICENSE.into(), licenses.join(", "));
+    }
+    entries
 }

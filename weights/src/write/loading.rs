@@ -6,7 +6,7 @@ use networks::Pixels;
 use serde_json::Value;
 
 use super::format::Format;
-use crate::backbone::{PythonNetwork, exchange_of, timm_model};
+use crate::backbone::{PythonNetwork, TimmModel, exchange_of, timm_model};
 use crate::export::Export;
 use crate::library::Library;
 use crate::preprocessing::Preprocessing;
@@ -23,21 +23,31 @@ pub(super) struct Loaded {
 /// library has no constructor of it.
 pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_>) -> Option<Loaded> {
     let exchange = exchange_of(export.model);
+    let mut renames = String::new();
     let network = match format {
-        Format::Timm => {
-            let model = timm_model(export).ok()?;
-            timm_network(model.architecture, &model.arguments, model.pool)
-        }
+        Format::Safetensors => match exchange.own_python() {
+            Some(network) => network,
+            None => {
+                renames = exchange.python_renames();
+                timm_network(export)?
+            }
+        },
+        Format::Timm => timm_network(export)?,
         Format::Torchvision => exchange.python(Library::Torchvision)?,
         Format::Dinov2 => exchange.python(Library::Dinov2)?,
         _ => exchange.python(Library::Dinov3)?,
     };
-    let PythonNetwork { imports, expression, without_classifier } = network;
-    let (import, load) = load(path, name);
+    let PythonNetwork { imports, expression, changes } = network;
+    let (import, mut weights) = load(path, name);
+    let mut renamed = String::new();
+    if !renames.is_empty() {
+        renamed = format!("weights = {weights}\n{renames}");
+        weights = "weights".into();
+    }
     Some(Loaded {
         imports: format!("{imports}{import}"),
         lines: format!(
-            "model = {expression}\n{without_classifier}model.load_state_dict({load})\nmodel.eval()\n"
+            "{renamed}model = {expression}\n{changes}model.load_state_dict({weights})\nmodel.eval()\n"
         ),
     })
 }
@@ -55,18 +65,25 @@ fn load(path: &Path, name: &str) -> (&'static str, String) {
 /// no constructor.
 pub(super) fn parameters(path: &Path, name: &str, format: Format) -> String {
     let (import, load) = load(path, name);
+    let library = match format {
+        Format::Safetensors => Library::Timm.name(),
+        _ => format.name(),
+    };
     format!(
         "import torch
 {import}
-# {} has no constructor of this network; the parameters have the names of its networks.
+# {library} has no constructor of this network; the parameters have the names of its networks.
 for name, tensor in {load}.items():
     print(name, tuple(tensor.shape))
-",
-        format.name()
+"
     )
 }
 
-fn timm_network(architecture: &str, arguments: &Value, pool: &str) -> PythonNetwork {
+/// Returns Python code that builds the network of `export` with timm; `None` if timm does not have
+/// it.
+fn timm_network(export: &Export<'_>) -> Option<PythonNetwork> {
+    exchange_of(export.model).arrays(Library::Timm, &export.without_values()).ok()?;
+    let TimmModel { architecture, arguments, pool, .. } = timm_model(export).ok()?;
     let mut words = vec![format!("\"{architecture}\""), "num_classes=0".into()];
     if arguments.get("global_pool").is_none() {
         words.push(format!("global_pool=\"{pool}\""));
@@ -74,11 +91,11 @@ fn timm_network(architecture: &str, arguments: &Value, pool: &str) -> PythonNetw
     for (name, value) in arguments.as_object().into_iter().flatten() {
         words.push(format!("{name}={}", literal(value)));
     }
-    PythonNetwork {
+    Some(PythonNetwork {
         imports: "import timm\n",
         expression: format!("timm.create_model({})", words.join(", ")),
-        without_classifier: "",
-    }
+        changes: String::new(),
+    })
 }
 
 /// Returns `value` as Python writes it.

@@ -13,15 +13,16 @@ mod transformers;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use networks::RGB_CHANNELS;
+use networks::{ModelConfig, RGB_CHANNELS};
 
 use crate::backbone::{exchange_of, ocelli_arrays, timm_model};
 use crate::error::WeightsError;
-use crate::export::Export;
+use crate::export::{Card, Export};
 use crate::file::{Arrays, pytorch, safetensors};
 use crate::library::Library;
 use crate::metadata::MODEL;
 use crate::precision::Precision;
+use crate::preprocessing::Preprocessing;
 
 pub use format::Format;
 
@@ -83,6 +84,46 @@ pub fn write(
     Ok(files.into_iter().map(|(file, _)| file).collect())
 }
 
+/// Checks that `format` can hold a network with the configuration `model` and with `preprocessing`,
+/// whatever its weights are.
+///
+/// # Errors
+/// [`WeightsError::Unsupported`].
+pub fn check(format: Format, model: &ModelConfig, preprocessing: &Preprocessing) -> Result<(), WeightsError> {
+    let card = Card::default();
+    let export = Export {
+        model,
+        tensors: &[],
+        preprocessing: preprocessing.clone(),
+        network_name: "",
+        precision: Precision::F32,
+        card: &card,
+    };
+    match format {
+        Format::Safetensors => {}
+        Format::Onnx => onnx::check(&export).map_err(|reason| unsupported(format, reason))?,
+        Format::Timm => {
+            timm_model(&export).map_err(|reason| unsupported(format, reason))?;
+            library_arrays(Library::Timm, format, &export)?;
+        }
+        Format::Transformers => {
+            let exchange = exchange_of(model);
+            exchange.transformers().map_err(|reason| unsupported(format, reason))?;
+            library_arrays(Library::Transformers, format, &export)?;
+        }
+        Format::Torchvision => {
+            library_arrays(Library::Torchvision, format, &export)?;
+        }
+        Format::Dinov2 => {
+            library_arrays(Library::Dinov2, format, &export)?;
+        }
+        Format::Dinov3 => {
+            library_arrays(Library::Dinov3, format, &export)?;
+        }
+    }
+    Ok(())
+}
+
 fn unsupported(format: Format, reason: String) -> WeightsError {
     WeightsError::Unsupported { format: format.name(), reason }
 }
@@ -111,10 +152,6 @@ fn encode_files(
 ) -> Result<Files, WeightsError> {
     let arrays = match format {
         Format::Safetensors => ocelli_arrays(export),
-        Format::Torchvision if export.model.n_channels() != RGB_CHANNELS => {
-            let reason = "torchvision's networks take images of three channels".into();
-            return Err(unsupported(format, reason));
-        }
         Format::Torchvision => library_arrays(Library::Torchvision, format, export)?,
         Format::Dinov2 => library_arrays(Library::Dinov2, format, export)?,
         Format::Dinov3 => library_arrays(Library::Dinov3, format, export)?,
@@ -147,6 +184,10 @@ fn encode_files(
 
 /// Returns the parameters of `export` under the names of `library`.
 fn library_arrays(library: Library, format: Format, export: &Export<'_>) -> Result<Arrays, WeightsError> {
+    if library == Library::Torchvision && export.model.n_channels() != RGB_CHANNELS {
+        let reason = "torchvision's networks take images of three channels".into();
+        return Err(unsupported(format, reason));
+    }
     exchange_of(export.model).arrays(library, export).map_err(|reason| unsupported(format, reason))
 }
 

@@ -29,13 +29,10 @@ const MAX_BYTES: usize = 2_000_000_000;
 /// # Errors
 /// A message, if the network is too large or has no graph for images of this size.
 pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
-    let n_params: usize = export.tensors.iter().map(|tensor| tensor.values.len()).sum();
+    check_size(export)?;
     let mut graph = Graph::new(export.tensors, export.precision);
     let px = export.preprocessing.transform.size_px as usize;
     let stride_px = export.model.stride_px();
-    if !px.is_multiple_of(stride_px) {
-        return Err(format!("images of {px} px are not a multiple of {stride_px} px"));
-    }
     let outputs = exchange_of(export.model).build_graph(&mut graph, px)?;
     let side = outputs.has_fixed_size.then_some(px);
     let cells = side.map(|px| (px / stride_px) * (px / stride_px));
@@ -60,11 +57,32 @@ pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
         opset_import: vec![OperatorSet { domain: String::new(), version: Some(OPSET) }],
         metadata_props: metadata,
     };
-    if model.encoded_len() <= MAX_BYTES {
-        Ok(model.encode_to_vec())
+    if model.encoded_len() <= MAX_BYTES { Ok(model.encode_to_vec()) } else { Err(too_large(export)) }
+}
+
+/// Checks that the network of `export` has a graph in f32, whatever its weights are.
+///
+/// # Errors
+/// A message, like those of [`encode`].
+pub(super) fn check(export: &Export<'_>) -> Result<(), String> {
+    check_size(export)?;
+    if export.model.n_params() * size_of::<f32>() <= MAX_BYTES { Ok(()) } else { Err(too_large(export)) }
+}
+
+/// Checks that images have a whole number of cells.
+fn check_size(export: &Export<'_>) -> Result<(), String> {
+    let px = export.preprocessing.transform.size_px as usize;
+    let stride_px = export.model.stride_px();
+    if px.is_multiple_of(stride_px) {
+        Ok(())
     } else {
-        Err(format!(
-            "{n_params} parameters do not fit into one file (at most 2 GB); choose a smaller precision"
-        ))
+        Err(format!("images of {px} px are not a multiple of {stride_px} px"))
     }
+}
+
+fn too_large(export: &Export<'_>) -> String {
+    format!(
+        "{} parameters do not fit into one file (at most 2 GB); choose a smaller precision",
+        export.model.n_params()
+    )
 }

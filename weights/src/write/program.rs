@@ -9,40 +9,33 @@ use super::loading::{Loaded, loaded, parameters, preprocessing};
 use crate::backbone::exchange_of;
 use crate::export::Export;
 
-/// A program and the language of its text, as Markdown names it.
-pub(super) struct Program {
-    pub language: &'static str,
-    pub text: String,
-}
-
-impl Program {
-    fn python(text: String) -> Self {
-        Self { language: "python", text }
-    }
-}
-
-/// Returns the program that computes the feature of `photo.jpg`, or of a folder of images, by the
-/// file or folder `path`.
-pub(super) fn program(path: &Path, format: Format, export: &Export<'_>) -> Program {
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    // Names are written in quotes.
-    let name = name.replace('\\', "\\\\").replace('"', "\\\"");
-    let is_rgb = export.preprocessing.pixels.format().is_rgb8();
-    if !is_rgb && format != Format::Safetensors {
-        return Program::python(band_program::text(path, &name, format, export));
+/// Returns the program in Python that computes the feature of `photo.jpg` by the file or folder
+/// `path`.
+pub(super) fn program(path: &Path, format: Format, export: &Export<'_>) -> String {
+    let name = quoted_name(path);
+    if !export.preprocessing.pixels.format().is_rgb8() {
+        return band_program::text(path, &name, format, export);
     }
     match format {
-        Format::Safetensors => Program {
-            language: "sh",
-            text: format!("ocelli embed --checkpoint \"{name}\" --images photos --out features.parquet\n"),
-        },
-        Format::Timm if format.is_folder(path) => Program::python(timm_folder(&name)),
-        Format::Transformers => Program::python(transformers_folder(&name, export)),
-        Format::Onnx => Program::python(onnx(&name, export)),
-        Format::Timm | Format::Torchvision | Format::Dinov2 | Format::Dinov3 => {
-            Program::python(state_dict(path, &name, format, export))
+        Format::Timm if format.is_folder(path) => timm_folder(&name),
+        Format::Transformers => transformers_folder(&name, export),
+        Format::Onnx => onnx(&name, export),
+        Format::Safetensors | Format::Timm | Format::Torchvision | Format::Dinov2 | Format::Dinov3 => {
+            state_dict(path, &name, format, export)
         }
     }
+}
+
+/// Returns the command by which this program computes the features of a folder of images by the
+/// file `path`.
+pub(super) fn embed_command(path: &Path) -> String {
+    format!("ocelli embed --checkpoint \"{}\" --images photos --out features.parquet", quoted_name(path))
+}
+
+/// Returns the name of the file or folder `path`, to be written between double quotes.
+fn quoted_name(path: &Path) -> String {
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    name.replace('\\', "\\\\").replace('"', "\\\"")
 }
 
 fn timm_folder(name: &str) -> String {

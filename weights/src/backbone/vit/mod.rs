@@ -82,6 +82,10 @@ impl Exchange for VitConfig {
         python::network(self, library)
     }
 
+    fn python_renames(&self) -> String {
+        python::timm_renames(self)
+    }
+
     fn build_graph(&self, graph: &mut Graph<'_>, px: usize) -> Result<GraphOutputs, String> {
         graph::build(graph, self, px)
     }

@@ -1,6 +1,7 @@
-//! Python code that builds vision transformers in torchvision, DINOv2 and DINOv3.
+//! Python code that builds vision transformers in torchvision, DINOv2 and DINOv3, and renames
+//! parameters for timm.
 
-use networks::{MlpKind, QkvBias, VitConfig};
+use networks::{MlpKind, Positions, QkvBias, VitConfig};
 
 use super::write::ratio_for;
 use crate::backbone::{PythonNetwork, in_chans};
@@ -14,6 +15,56 @@ pub(super) fn network(config: &VitConfig, library: Library) -> Option<PythonNetw
         Library::Dinov3 => Some(dinov3_code(config)),
         _ => None,
     }
+}
+
+/// Statements that give `weights` timm's positions, which are those of patches alone.
+const TIMM_POSITIONS: &str = r#"positions = weights["pos_embed"]
+weights["cls_token"] = weights["cls_token"] + positions[:, :1]
+weights["pos_embed"] = positions[:, 1:]
+"#;
+
+/// Statements that give `weights` timm's names of LayerScales in networks with rotary positions.
+const TIMM_SCALES: &str = r#"for name in list(weights):
+    weights[name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2")] = weights.pop(name)
+"#;
+
+/// Statements of a loop over blocks that give `weights` timm's biases of queries and values.
+const TIMM_BIASES: &str = r#"    q_bias, _, v_bias = weights.pop(f"blocks.{block}.attn.qkv.bias").chunk(3)
+    weights[f"blocks.{block}.attn.q_bias"] = q_bias
+    weights[f"blocks.{block}.attn.v_bias"] = v_bias
+"#;
+
+/// Statements of a loop over blocks that give `weights` timm's two layers of a gated MLP.
+const TIMM_GATES: &str = r#"    for kind in ["weight", "bias"]:
+        gate, value = weights.pop(f"blocks.{block}.mlp.fc1.{kind}").chunk(2)
+        weights[f"blocks.{block}.mlp.fc1_g.{kind}"] = gate
+        weights[f"blocks.{block}.mlp.fc1_x.{kind}"] = value
+"#;
+
+/// Returns Python statements that give `weights`, the parameters by Ocelli's names, those of timm.
+pub(super) fn timm_renames(config: &VitConfig) -> String {
+    let mut statements = String::new();
+    if config.positions != Positions::Rope {
+        if config.registers > 0 {
+            statements.push_str(TIMM_POSITIONS);
+        }
+        return statements;
+    }
+    if config.layer_scale.is_some() {
+        statements.push_str(TIMM_SCALES);
+    }
+    let has_biases = config.qkv_bias != QkvBias::None;
+    let is_gated = config.mlp == MlpKind::Swiglu;
+    if has_biases || is_gated {
+        statements.push_str(&format!("for block in range({}):\n", config.depth));
+    }
+    if has_biases {
+        statements.push_str(TIMM_BIASES);
+    }
+    if is_gated {
+        statements.push_str(TIMM_GATES);
+    }
+    statements
 }
 
 /// Returns Python code that builds the network with torchvision's own class.
@@ -30,7 +81,7 @@ fn torchvision_code(config: &VitConfig) -> PythonNetwork {
             config.width,
             config.hidden()
         ),
-        without_classifier: "model.heads = torch.nn.Identity()\n",
+        changes: "model.heads = torch.nn.Identity()\n".into(),
     }
 }
 
@@ -48,7 +99,7 @@ fn dinov2_code(config: &VitConfig) -> PythonNetwork {
             if is_gated { "swiglufused" } else { "mlp" },
             config.registers
         ),
-        without_classifier: "",
+        changes: String::new(),
     }
 }
 
@@ -72,7 +123,7 @@ fn dinov3_code(config: &VitConfig) -> PythonNetwork {
             python_bool(config.qkv_bias == QkvBias::WithoutKeys),
             config.rope_base
         ),
-        without_classifier: "",
+        changes: String::new(),
     }
 }
 
