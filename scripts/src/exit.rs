@@ -133,6 +133,9 @@ fn prep_code(error: &PrepError) -> u8 {
         | PrepError::OtherPack { .. }
         | PrepError::PackBegun { .. }
         | PrepError::InOutput { .. }
+        | PrepError::OutputInFolder { .. }
+        | PrepError::CopiesInFolder { .. }
+        | PrepError::NoPreferred { .. }
         | PrepError::SameNames { .. }
         | PrepError::RepeatedKey { .. }
         | PrepError::BadShare { .. }
