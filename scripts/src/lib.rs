@@ -19,6 +19,7 @@ mod pictures;
 mod progress;
 mod recipes;
 mod run_progress;
+mod seed_table;
 mod shards;
 mod signals;
 mod storage;
