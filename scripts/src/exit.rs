@@ -84,6 +84,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::NoImageWeights { .. }
         | SessionError::DeviceType { .. }
         | SessionError::Groups { .. }
+        | SessionError::Minutes { .. }
         | SessionError::Kernels { .. }
         | SessionError::Json { .. }
         | SessionError::Unserializable(_)

@@ -144,6 +144,11 @@ fn settings_of(plan: &Plan) -> BTreeMap<String, String> {
             settings.insert(key, value.to_string());
         }
     }
+    if let Some(minutes) = plan.minutes {
+        // Runs of the same minutes have as many steps as fitted into them.
+        settings.remove("optim.length.steps");
+        settings.insert("optim.length.minutes".into(), minutes.to_string());
+    }
     settings.insert("images".into(), plan.n_samples.to_string());
     settings.insert("version of the views".into(), plan.views_version.to_string());
     if has_fingerprint {

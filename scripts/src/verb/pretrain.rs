@@ -186,6 +186,12 @@ pub(crate) fn pretrain(
         let _activity = (rank == 0).then(|| Activity::new("opening the weights and the images …"));
         session.open(storage)?.resolve()?.fit()?
     };
+    let fitted = {
+        let is_shown = rank == 0 && fitted.is_untimed();
+        let _activity =
+            is_shown.then(|| Activity::new("timing steps, to find how many fit into optim.length …"));
+        fitted.timed()?
+    };
     let mut probes = fitted.all_ready(probes(fitted.plan()))?;
     let plan = fitted.plan().clone();
     if rank == 0 {

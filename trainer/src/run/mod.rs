@@ -10,6 +10,7 @@ pub(crate) mod health;
 pub(crate) mod heartbeat;
 mod job;
 mod journal;
+mod length;
 mod metrics;
 mod pace;
 mod rank;
@@ -23,7 +24,9 @@ mod workdir;
 pub use health::Concern;
 pub use heartbeat::host_name;
 pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress, Quiet};
+pub use length::{MeasuredLength, measure_length};
 pub use pace::Pace;
+pub use workdir::recorded_plan;
 
 use std::io;
 use std::path::Path;

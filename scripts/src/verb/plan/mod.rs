@@ -106,7 +106,9 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     let model = model_cost(&plan)?;
     let is_divided = recipe.run.max_unit_parameters.is_some();
     let divided = if is_divided { None } else { DividedModel::from_plan(&model, &plan) };
-    Ok(PlanRequest { model, divided, recipe: Some(recipe), steps: Some(plan.total_steps) })
+    // Minutes become steps only where the run begins.
+    let steps = recipe.optim.length.minutes().is_none().then_some(plan.total_steps);
+    Ok(PlanRequest { model, divided, recipe: Some(recipe), steps })
 }
 
 /// Returns the settings of the flags, or else of the recipe.
