@@ -1,6 +1,6 @@
 //! Exact copies by hash and near copies by a perceptual hash, within a set and against another one,
-//! such as the test set of a benchmark. The best copy is kept: the one with the most pixels, and
-//! among those the least compressed one.
+//! such as the test set of a benchmark. The best copy is kept: the one with the most pixels, among
+//! those the least compressed one, and among those the one in the folder or shard that is preferred.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 use crate::error::PrepError;
 use crate::fingerprint::{SampleEntry, fingerprints};
 use crate::folder_lock::{FolderLock, lock_for};
-use crate::parts::{PartResults, Share, Work, identities};
+use crate::open::split_folders;
+use crate::parts::{PartResults, Share, Work, identities, open_folders};
 use crate::rewrite::{
     Output, RewriteJob, RewriteTotals, Verdict, check_names, claim, input_identities, rewrite_locked,
 };
@@ -29,11 +30,15 @@ const VERB: &str = "dedup";
 
 /// Rules that decide which samples are copies.
 pub struct CopyRules<'a> {
-    /// Shards to compare against. Samples near one of theirs also count as copies.
+    /// Shards, and folders of images, to compare against. Samples near one of theirs also count as
+    /// copies.
     pub against: &'a [String],
     /// Maximum number of bits in which the hashes of near copies differ, at most [`MOST_DISTANCE`];
     /// 0 finds only exact copies.
     pub max_distance: u32,
+    /// Folders and shards of the set, the most preferred first: of copies of the same quality, as
+    /// exact copies are, the one in the first of them is kept.
+    pub preferred: &'a [String],
 }
 
 /// The copies found in a set, after their lists were written. The folder is locked while this
@@ -42,7 +47,9 @@ pub struct Copies {
     out: PathBuf,
     settings: Value,
     sources: Vec<Source>,
-    /// Shards to compare against, then those of the set.
+    /// Folders of images of the set.
+    folders: Vec<String>,
+    /// Shards to compare against, then those of the set, `sources` and then `folders`.
     shards: Vec<Shard>,
     n_against: usize,
     entries: Vec<SampleEntry>,
@@ -74,18 +81,32 @@ pub fn find_copies(
     progress: &dyn Progress,
 ) -> Result<Share<Copies>, PrepError> {
     rules.check()?;
-    let sources = storage.sources(job.shards)?;
-    let against = if rules.against.is_empty() { Vec::new() } else { storage.sources(rules.against)? };
-    let all: Vec<Source> = against.iter().chain(&sources).cloned().collect();
-    let n_against = against.len();
+    let given = split_folders(job.shards)?;
+    let sources = given.sources(storage)?;
+    let against = split_folders(rules.against)?;
+    let against_sources = against.sources(storage)?;
+    let all: Vec<Source> = against_sources.iter().chain(&sources).cloned().collect();
     work.check_overwrite(job.overwrite)?;
-    let shards = storage.open_all(&all)?;
+    let folder_shards = open_folders(&given, work)?;
+    let mut inputs = folder_identities(&folder_shards, job.out)?;
+    let mut shards = storage.open_all(&all)?;
+    let source_shards = shards.split_off(against_sources.len());
+    shards.extend(open_folders(&against, work)?);
+    let n_against = shards.len();
+    shards.extend(source_shards);
+    shards.extend(folder_shards);
+    inputs.extend(input_identities(&sources, &shards[n_against..], job.out)?);
+    let preference = Preference::new(rules.preferred, &shards, n_against)?;
     let against_specs: Vec<String> = rules.against.iter().map(|spec| redact_list(spec)).collect();
     let mut settings = json!({ "against": against_specs, "max_distance": rules.max_distance });
+    // Without it, the settings are what earlier versions recorded.
+    if !rules.preferred.is_empty() {
+        let specs: Vec<String> = rules.preferred.iter().map(|spec| redact_list(spec)).collect();
+        settings["prefer"] = json!(specs);
+    }
     if work.n_parts() > 1 {
         settings["parts"] = json!(work.n_parts());
     }
-    let inputs = input_identities(&sources, &shards[n_against..], job.out)?;
     let lock = lock_for(work, job.out, VERB)?;
     // Samples are identified by the index of their shard among all shards.
     let identity = json!({ "settings": settings, "inputs": identities(&all, work) });
@@ -101,12 +122,116 @@ pub fn find_copies(
         if !entries_fit_shards {
             return Err(PrepError::PartsOfOtherShards { folder: job.out.to_path_buf() });
         }
-        let copies = compare_samples(&entries, n_against, rules.max_distance);
+        let places: Vec<usize> = entries.iter().map(|entry| preference.place(&shards, entry)).collect();
+        let copies = compare_samples(&entries, n_against, rules.max_distance, &places);
         let out = job.out.to_path_buf();
-        let copies = Copies { out, settings, sources, shards, n_against, entries, copies, lock };
+        let folders = given.folders;
+        let copies = Copies { out, settings, sources, folders, shards, n_against, entries, copies, lock };
         copies.write_lists()?;
         Ok(copies)
     })
+}
+
+/// Checks that copies among `specs` can be removed, which is done by writing shards anew.
+///
+/// # Errors
+/// [`PrepError::CopiesInFolder`] if there is a folder of images among them, or [`PrepError::Io`].
+pub fn check_removal(specs: &[String]) -> Result<(), PrepError> {
+    refuse_folders(&split_folders(specs)?.folders)
+}
+
+/// Returns an error that names the first of `folders`, if there is one.
+fn refuse_folders(folders: &[String]) -> Result<(), PrepError> {
+    match folders.first() {
+        Some(folder) => Err(PrepError::CopiesInFolder { folder: folder.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Identifies the images of folders, `shards`: by folder, names, lengths and states of the files.
+///
+/// # Errors
+/// [`PrepError::OutputInFolder`] if `out` is in one of the folders, or [`PrepError::Io`].
+fn folder_identities(shards: &[Shard], out: &Path) -> Result<Vec<Value>, PrepError> {
+    let real_out = real_path_to_be(out)?;
+    let mut identities = Vec::new();
+    for shard in shards {
+        let folder = PathBuf::from(shard.name());
+        let real = folder.canonicalize().map_err(|error| PrepError::io("open", &folder, error))?;
+        if real_out.starts_with(&real) {
+            return Err(PrepError::OutputInFolder { out: out.to_path_buf(), folder });
+        }
+        identities.push(json!([real.display().to_string(), format!("{:016x}", shard.fingerprint()?)]));
+    }
+    Ok(identities)
+}
+
+/// Returns the real path of `path`, of which only the first folders need to exist.
+fn real_path_to_be(path: &Path) -> Result<PathBuf, PrepError> {
+    let absolute = std::path::absolute(path).map_err(|error| PrepError::io("find", path, error))?;
+    for existing in absolute.ancestors() {
+        if let Ok(real) = existing.canonicalize() {
+            let rest = absolute.strip_prefix(existing).unwrap_or(Path::new(""));
+            return Ok(real.join(rest));
+        }
+    }
+    Ok(absolute)
+}
+
+/// Folders and shards whose samples are preferred, and where the samples are.
+struct Preference {
+    /// Folders and shards, the most preferred first.
+    preferred: Vec<PathBuf>,
+    /// Location of each shard, or of the folder that is read as a shard; empty without preference.
+    shards: Vec<PathBuf>,
+}
+
+impl Preference {
+    /// Creates the preference for `preferred` among `shards`, of which the first `n_against` are not
+    /// of the set.
+    ///
+    /// # Errors
+    /// [`PrepError::NoPreferred`] for a folder or a shard without any sample of the set.
+    fn new(preferred: &[String], shards: &[Shard], n_against: usize) -> Result<Self, PrepError> {
+        let mut preference = Self { preferred: Vec::new(), shards: Vec::new() };
+        if preferred.is_empty() {
+            return Ok(preference);
+        }
+        preference.shards = shards.iter().map(|shard| real_path_or_name(&shard.name())).collect();
+        for spec in preferred {
+            let path = real_path_or_name(spec);
+            let mut set = preference.shards.iter().zip(shards).skip(n_against);
+            let has_samples = set.any(|(location, shard)| {
+                (0..shard.len()).any(|index| is_within(location, shard.key(index), &path))
+            });
+            if !has_samples {
+                return Err(PrepError::NoPreferred { spec: redact_list(spec) });
+            }
+            preference.preferred.push(path);
+        }
+        Ok(preference)
+    }
+
+    /// Returns the place of a sample of `shards` among the preferred folders and shards; their number
+    /// if it is in none of them.
+    fn place(&self, shards: &[Shard], entry: &SampleEntry) -> usize {
+        let n_preferred = self.preferred.len();
+        let Some(location) = self.shards.get(entry.shard) else { return n_preferred };
+        let key = shards[entry.shard].key(entry.index);
+        let place = self.preferred.iter().position(|preferred| is_within(location, key, preferred));
+        place.unwrap_or(n_preferred)
+    }
+}
+
+/// Returns whether the sample `key` of the shard or folder at `location` is in `preferred`: a folder
+/// of shards, a shard, a folder of images or one below it.
+fn is_within(location: &Path, key: &str, preferred: &Path) -> bool {
+    location.starts_with(preferred) || location.join(key.trim_start_matches('/')).starts_with(preferred)
+}
+
+/// Returns the real path of a shard or folder on a disk, or the name of any other shard.
+fn real_path_or_name(name: &str) -> PathBuf {
+    Path::new(name).canonicalize().unwrap_or_else(|_| PathBuf::from(name))
 }
 
 impl CopyRules<'_> {
@@ -159,11 +284,20 @@ impl Copies {
         Some((shard.key(entry.index).to_string(), image.picture()))
     }
 
+    /// Returns the path of the list of the samples that are kept: see [`KeyList`].
+    ///
+    /// [`KeyList`]: crate::samples::KeyList
+    pub fn kept_path(&self) -> PathBuf {
+        self.out.join("keep.txt")
+    }
+
     /// Writes the shards without the copies, under the same names.
     ///
     /// # Errors
-    /// [`PrepError`] when two shards have the same name, or when shards cannot be read or written.
+    /// [`PrepError`] when the set has a folder of images ([`check_removal`]), when two shards have
+    /// the same name, or when shards cannot be read or written.
     pub fn remove(self, progress: &dyn Progress) -> Result<RewriteTotals, PrepError> {
+        refuse_folders(&self.folders)?;
         check_names(&self.sources)?;
         let removed: HashSet<(String, usize)> = self
             .copies
@@ -191,11 +325,13 @@ impl Copies {
         (shard.name(), shard.key(entry.index))
     }
 
-    /// Writes `copies.jsonl`, and `keep.txt` with shard and key of every sample that is kept.
+    /// Writes `copies.jsonl`, and `keep.txt` with shard and key of every sample that is kept, or
+    /// with the key alone if the set is one folder of images: in shards packed from it, samples have
+    /// the same keys.
     fn write_lists(&self) -> Result<(), PrepError> {
         let list = self.list_path();
         self.write_copies(&list).map_err(|error| PrepError::file_system(&list, error))?;
-        let kept = self.out.join("keep.txt");
+        let kept = self.kept_path();
         self.write_kept(&kept).map_err(|error| PrepError::file_system(&kept, error))
     }
 
@@ -218,10 +354,16 @@ impl Copies {
 
     fn write_kept(&self, path: &Path) -> std::io::Result<()> {
         let removed: HashSet<usize> = self.copies.iter().map(|copy| copy.entry).collect();
+        let is_one_folder = self.sources.is_empty() && self.folders.len() == 1;
         let mut list = AtomicFile::create(path)?;
         for (index, entry) in self.entries.iter().enumerate() {
-            if entry.shard >= self.n_against && !removed.contains(&index) {
-                let (shard, key) = self.name_and_key(entry);
+            if entry.shard < self.n_against || removed.contains(&index) {
+                continue;
+            }
+            let (shard, key) = self.name_and_key(entry);
+            if is_one_folder {
+                writeln!(list, "{key}")?;
+            } else {
                 writeln!(list, "{shard}\t{key}")?;
             }
         }
@@ -232,14 +374,20 @@ impl Copies {
 /// Finds copies, in the order of the samples. Samples are compared, the best first, with those that
 /// are kept, so that a chain of near images does not join images that are far apart. A sample with
 /// the bytes of a copy is an exact copy of the same original. Samples of the first `n_against`
-/// shards are always kept.
-fn compare_samples(entries: &[SampleEntry], n_against: usize, max_distance: u32) -> Vec<CopyOf> {
+/// shards are always kept. Of samples of the same quality, those with the lowest of `places` are
+/// kept, one for each entry.
+fn compare_samples(
+    entries: &[SampleEntry],
+    n_against: usize,
+    max_distance: u32,
+    places: &[usize],
+) -> Vec<CopyOf> {
     let mut kept = KeptIndex { max_distance, originals: HashMap::new(), by_band: HashMap::new() };
     let mut copies = Vec::new();
     let mut order: Vec<usize> = (0..entries.len()).collect();
     order.sort_by_key(|index| {
         let entry = &entries[*index];
-        (entry.shard >= n_against, Reverse(entry.fingerprint.quality), *index)
+        (entry.shard >= n_against, Reverse(entry.fingerprint.quality), places[*index], *index)
     });
     for index in order {
         let entry = &entries[index];
@@ -333,7 +481,8 @@ mod tests {
         n_against: usize,
         max_distance: u32,
     ) -> Vec<(usize, usize, Option<u32>)> {
-        let copies = compare_samples(entries, n_against, max_distance);
+        let places = vec![0; entries.len()];
+        let copies = compare_samples(entries, n_against, max_distance, &places);
         copies.iter().map(|copy| (copy.entry, copy.original, copy.distance)).collect()
     }
 
@@ -362,5 +511,31 @@ mod tests {
             entry.fingerprint.quality = quality;
         }
         assert_eq!(found_copies(&entries, 0, 3), [(0, 1, Some(1)), (2, 1, None), (3, 1, Some(0))]);
+    }
+
+    /// The preferred of two exact copies is kept, but a larger near copy is kept before it.
+    #[test]
+    fn a_preferred_copy_is_kept_among_equals() {
+        const A: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+        let mut entries = [entry(0, 1, A), entry(0, 1, A), entry(0, 2, !A), entry(0, 3, !A)];
+        entries[3].fingerprint.quality = (9, 9);
+        let copies = compare_samples(&entries, 0, 3, &[2, 0, 1, 2]);
+        let found: Vec<(usize, usize)> = copies.iter().map(|copy| (copy.entry, copy.original)).collect();
+        assert_eq!(found, [(0, 1), (2, 3)]);
+    }
+
+    #[test]
+    fn samples_are_within_folders_shards_and_folders_of_a_key() {
+        for (preferred, is_expected) in [
+            ("data", true),
+            ("data/a.tar", true),
+            ("data/a.tar/cat", true),
+            ("data/a", false),
+            ("data/b.tar", false),
+            ("data/a.tar/dog", false),
+        ] {
+            let found = is_within(Path::new("data/a.tar"), "cat/1", Path::new(preferred));
+            assert_eq!(found, is_expected, "{preferred}");
+        }
     }
 }

@@ -230,6 +230,32 @@ pub enum PrepError {
         /// The shard.
         path: PathBuf,
     },
+    /// The output folder is in a folder whose images are read.
+    #[error(
+        "{} is in {}, all of whose images are read: choose an --out outside of it", out.display(),
+        folder.display()
+    )]
+    OutputInFolder {
+        /// The output folder.
+        out: PathBuf,
+        /// The folder of images.
+        folder: PathBuf,
+    },
+    /// Copies in a folder of images are to be removed.
+    #[error(
+        "--remove writes shards anew, but {folder} is a folder of images: pack it first (ocelli shards pack \
+         {folder} --out shards/), or leave out --remove: keep.txt lists the images to keep"
+    )]
+    CopiesInFolder {
+        /// The folder.
+        folder: String,
+    },
+    /// No sample of the set is in a preferred folder or shard.
+    #[error("--prefer {spec}: no sample is in it; give a folder or a shard that is part of the set")]
+    NoPreferred {
+        /// The folder or shard, as it was given.
+        spec: String,
+    },
     /// Shards to read have the same name.
     #[error("two input shards are both named {shard}; use two folders")]
     SameNames {

@@ -10,3 +10,9 @@ pub fn shard_list(folder: &Path, prefix: &str, n_shards: usize) -> String {
     };
     folder.join(format!("{prefix}-{range}.tar")).display().to_string()
 }
+
+/// Names the shards of `prefix` by a pattern that other verbs accept, where some numbers are left
+/// out.
+pub fn shard_pattern(folder: &Path, prefix: &str) -> String {
+    folder.join(format!("{prefix}-*.tar")).display().to_string()
+}

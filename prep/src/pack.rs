@@ -30,7 +30,7 @@ use crate::image_file::read_files;
 use crate::keys::Keys;
 use crate::order::shuffle;
 pub use crate::pack_job::PackJob;
-use crate::pack_job::{Contents, claim, failures_path, job_path, shard_path};
+use crate::pack_job::{Contents, claim, failures_path, is_done, job_path, shard_path};
 use crate::parts::Work;
 
 /// Number of images that are read, on all cores, before they are written.
@@ -42,10 +42,12 @@ pub struct Packed {
     pub n_samples: u64,
     /// Number of classes of these samples.
     pub n_classes: usize,
-    /// Number of shards of the whole job.
+    /// Number of shards of the whole job, with those that are left out.
     pub n_shards: usize,
     /// Indices of the shards of this command's share.
     pub shards: Range<usize>,
+    /// Number of them that are left out, because none of their images can be packed.
+    pub n_empty: usize,
     /// Number of them that existed before.
     pub n_existing: usize,
     /// File that lists the images that could not be packed, and their number. A part has a list for
@@ -90,7 +92,7 @@ impl Packed {
         json!({
             "samples": self.n_samples,
             "classes": self.n_classes,
-            "shards": self.shards.len(),
+            "shards": self.shards.len() - self.n_empty,
             "shards_there": self.n_existing,
             "failed": self.failures.as_ref().map_or(0, |(_, n)| *n),
             "skipped": self.skipped,
@@ -117,14 +119,19 @@ pub fn pack(job: &PackJob<'_>, progress: &dyn Progress) -> Result<Packed, PrepEr
         write_classes(job.out, names)?;
     }
     let shards = job.work.range(contents.shards.len());
-    let missing: Vec<usize> = shards.clone().filter(|shard| !shard_path(job, *shard).exists()).collect();
+    let n_existing = shards.clone().filter(|shard| shard_path(job, *shard).exists()).count();
+    let mut missing: Vec<usize> = Vec::new();
+    for shard in shards.clone() {
+        if !is_done(job, shard, contents.shards[shard].len()) {
+            missing.push(shard);
+        }
+    }
     job.work.check_done(contents.shards.len(), &missing)?;
     progress.begin("pack", missing.iter().map(|shard| contents.shards[*shard].len() as u64).sum());
     let mut noticed = Noticed::default();
     for shard in &missing {
         write_shard(job, &contents, *shard, &mut noticed, progress)?;
     }
-    let n_existing = shards.len() - missing.len();
     let packed =
         Packed { n_shards: contents.shards.len(), n_existing, noticed, ..totals(job, &contents, shards)? };
     if packed.n_samples == 0 && job.work == Work::Whole {
@@ -204,7 +211,7 @@ fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits
     Ok(sample_bytes(key, files.chain(label).chain(columns)))
 }
 
-/// Writes a shard.
+/// Writes a shard, unless none of its images can be packed.
 fn write_shard(
     job: &PackJob<'_>,
     contents: &Contents,
@@ -212,7 +219,7 @@ fn write_shard(
     noticed: &mut Noticed,
     progress: &dyn Progress,
 ) -> Result<(), PrepError> {
-    let mut writer = ShardFile::create(&shard_path(job, shard))?;
+    let mut writer = None;
     let mut failures = String::new();
     for chunk in contents.samples[contents.shards[shard].clone()].chunks(CHUNK) {
         let read: Vec<_> = chunk.par_iter().map(|(_, sample)| read_files(sample)).collect();
@@ -227,7 +234,12 @@ fn write_shard(
                         let files: Vec<&[u8]> = files.iter().map(|(_, file)| file.as_slice()).collect();
                         noticed.bits.inspect(&files, &DecodeRules::default());
                     }
-                    add_sample(&mut writer, key, entry, &files, label)?;
+                    if writer.is_none() {
+                        writer = Some(ShardFile::create(&shard_path(job, shard))?);
+                    }
+                    if let Some(writer) = &mut writer {
+                        add_sample(writer, key, entry, &files, label)?;
+                    }
                 }
                 Err(error) => {
                     let row = json!({ "path": entry.name, "reason": error.to_string() });
@@ -238,7 +250,9 @@ fn write_shard(
     }
     // The list is written first, so that a complete shard has its list.
     write_failures(&failures_path(job, shard), &failures)?;
-    writer.finish()?;
+    if let Some(writer) = writer {
+        writer.finish()?;
+    }
     Ok(())
 }
 
@@ -255,14 +269,20 @@ fn write_failures(path: &Path, failures: &str) -> Result<(), PrepError> {
     result.map_err(|error| PrepError::io("write", path, error))
 }
 
-/// Counts the samples of `shards`, all of which exist, and joins the lists of failures unless this
+/// Counts the samples of `shards`, all of which are done, and joins the lists of failures unless this
 /// is a part.
 fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> Result<Packed, PrepError> {
     let mut n_samples = 0;
+    let mut n_empty = 0;
     let mut lines = String::new();
     let mut classes: BTreeSet<&String> = BTreeSet::new();
     for shard in shards.clone() {
-        n_samples += Shard::open(&shard_path(job, shard))?.len() as u64;
+        let path = shard_path(job, shard);
+        if path.exists() {
+            n_samples += Shard::open(&path)?.len() as u64;
+        } else {
+            n_empty += 1;
+        }
         let text = fs::read_to_string(failures_path(job, shard)).unwrap_or_default();
         let mut failed: HashSet<String> = HashSet::new();
         for line in text.lines() {
@@ -288,6 +308,7 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> Resul
         n_classes: classes.len(),
         n_shards: 0,
         shards,
+        n_empty,
         n_existing: 0,
         failures: (!lines.is_empty()).then(|| (list, lines.lines().count())),
         first_failure: lines.lines().next().map(str::to_string),

@@ -119,6 +119,16 @@ pub(crate) fn shard_path(job: &PackJob<'_>, shard: usize) -> PathBuf {
     job.out.join(format!("{}-{shard:06}.tar", job.prefix))
 }
 
+/// Returns whether a shard of `n_samples` is done: it exists, or its list of failures names all of
+/// its samples, and a shard without samples is not written.
+pub(crate) fn is_done(job: &PackJob<'_>, shard: usize, n_samples: usize) -> bool {
+    if shard_path(job, shard).exists() {
+        return true;
+    }
+    let failures = fs::read_to_string(failures_path(job, shard)).unwrap_or_default();
+    failures.lines().count() == n_samples
+}
+
 /// Returns the path of the list of images that could not be packed into a shard.
 pub(crate) fn failures_path(job: &PackJob<'_>, shard: usize) -> PathBuf {
     shard_path(job, shard).with_extension("failures.jsonl")

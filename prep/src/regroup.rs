@@ -105,6 +105,7 @@ pub fn split(
         }
         shares.push((name, share));
     }
+    report_sum(&shares);
     let mut divided: Vec<(String, Vec<SamplePosition>)> =
         shares.iter().map(|(name, _)| (name.clone(), Vec::new())).collect();
     let positions = all_positions(&shards);
@@ -130,6 +131,21 @@ pub fn split(
         settings["stratified"] = json!(true);
     }
     write(job, "split", settings, &sources, &shards, &divided, progress)
+}
+
+/// Reports shares that do not add up to 1: one of them may be a mistake.
+fn report_sum(shares: &[(String, f64)]) {
+    let sum: f64 = shares.iter().map(|(_, share)| share).sum();
+    if (sum - 1.0).abs() < 1e-6 {
+        return;
+    }
+    let mut parts = Vec::new();
+    for (name, share) in shares {
+        parts.push(format!("{name} gets {:.1} %", 100.0 * share / sum));
+    }
+    // Without the digits that come from adding.
+    let sum = (sum * 1e6).round() / 1e6;
+    tracing::info!("the shares of --part add up to {sum}, not 1, and are scaled: {}", parts.join(", "));
 }
 
 /// Hashes the key of a sample.

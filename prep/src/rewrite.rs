@@ -2,7 +2,7 @@
 //!
 //! An output shard has the name of its input, and gets it when it is complete. Shards that exist
 //! are skipped, so that a job that was stopped continues where it was; `job.json` makes sure that
-//! it is the same job.
+//! it is the same job. A shard none of whose samples are kept is not written.
 
 use std::collections::HashSet;
 use std::fs;
@@ -171,13 +171,12 @@ pub(crate) fn rewrite_locked(
             continue;
         }
         rewrite_shard(shard, &target, &judge, &mut totals, progress)?;
-        totals.n_shards += 1;
     }
     totals.list = join_dropped(job.out, sources)?;
     Ok(totals)
 }
 
-/// Rewrites `shard` to `target`.
+/// Rewrites `shard` to `target`, unless no sample of it is kept.
 fn rewrite_shard(
     shard: &Shard,
     target: &Path,
@@ -185,7 +184,7 @@ fn rewrite_shard(
     totals: &mut RewriteTotals,
     progress: &dyn Progress,
 ) -> Result<(), PrepError> {
-    let mut writer = ShardFile::create(target)?;
+    let mut writer = None;
     let mut dropped = Vec::new();
     for start in (0..shard.len()).step_by(CHUNK) {
         let chunk = start..shard.len().min(start + CHUNK);
@@ -228,14 +227,22 @@ fn rewrite_shard(
             totals.bytes_out += total_bytes(&members);
             let members: Vec<(&str, &[u8])> =
                 members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
-            writer.add(item.key(), &members)?;
+            if writer.is_none() {
+                writer = Some(ShardFile::create(target)?);
+            }
+            if let Some(writer) = &mut writer {
+                writer.add(item.key(), &members)?;
+            }
         }
     }
     // The list is written first, so that a complete shard has its list.
     let text: String = dropped.iter().flat_map(|row: &Value| [row.to_string(), "\n".into()]).collect();
     let list = dropped_path(target);
     file::replace(&list, text.as_bytes()).map_err(|error| PrepError::file_system(&list, error))?;
-    writer.finish()?;
+    if let Some(writer) = writer {
+        writer.finish()?;
+        totals.n_shards += 1;
+    }
     Ok(())
 }
 

@@ -7,7 +7,6 @@
 //! continues with the shards that are missing.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -30,7 +29,7 @@ use crate::host_queue::HostQueue;
 use crate::list;
 use crate::list::ListRow;
 use crate::order::shuffle;
-use crate::pack_job::{PackJob, failures_path, shard_path};
+use crate::pack_job::{PackJob, failures_path, is_done, shard_path};
 use crate::parts::Work;
 use crate::rewrite::claim;
 
@@ -70,10 +69,12 @@ pub struct PackedUrls {
     pub n_rows: usize,
     /// Number of them that have failed, now or before.
     pub n_failed_in_all: usize,
-    /// Number of shards of the whole job.
+    /// Number of shards of the whole job, with those that are left out.
     pub n_shards: usize,
     /// Indices of the shards of this command's share.
     pub shards: Range<usize>,
+    /// Number of them that are left out, because none of their rows can be fetched.
+    pub n_empty: usize,
     /// List of the rows that have failed, with reasons. A part has a list for each shard.
     pub failures: Option<PathBuf>,
     /// `true` if classes are numbered by a list of names, which is beside the shards.
@@ -94,7 +95,7 @@ impl PackedUrls {
             "failed": self.n_failed,
             "failed_in_all": self.n_failed_in_all,
             "rows": self.n_rows,
-            "shards": self.shards.len(),
+            "shards": self.shards.len() - self.n_empty,
         })
     }
 }
@@ -109,7 +110,8 @@ struct Fetched {
 
 /// A shard that is being written.
 struct Open {
-    file: ShardFile,
+    /// The file, once a row has been fetched.
+    file: Option<ShardFile>,
     failures: Vec<Value>,
     n_left: usize,
 }
@@ -121,7 +123,7 @@ struct Writer<'a> {
     classes: &'a Classes,
     /// Number of rows of a shard.
     n: usize,
-    /// Indices of the shards that do not exist.
+    /// Indices of the shards that are not done.
     missing: Vec<usize>,
     open: BTreeMap<usize, Open>,
     n_closed: usize,
@@ -284,10 +286,15 @@ impl<'a> Writer<'a> {
     fn new(job: &'a PackJob<'a>, rows: &'a [ListRow], classes: &'a Classes) -> Self {
         let n = samples_per_shard(job);
         let shards = job.work.range(rows.len().div_ceil(n));
-        let missing = shards.filter(|shard| !shard_path(job, *shard).exists()).collect();
         let open = BTreeMap::new();
         let totals = DownloadTotals::default();
-        Self { job, rows, classes, n, missing, open, n_closed: 0, totals }
+        let mut writer = Self { job, rows, classes, n, missing: Vec::new(), open, n_closed: 0, totals };
+        for shard in shards {
+            if !is_done(job, shard, writer.row_range(shard).len()) {
+                writer.missing.push(shard);
+            }
+        }
+        writer
     }
 
     /// Returns the rows of a shard.
@@ -304,13 +311,8 @@ impl<'a> Writer<'a> {
     fn add(&mut self, index: usize, fetched: Result<Fetched, String>) -> Result<bool, PrepError> {
         let shard = index / self.n;
         let n_left = self.row_range(shard).len();
-        let open = match self.open.entry(shard) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                let file = ShardFile::create(&shard_path(self.job, shard))?;
-                entry.insert(Open { file, failures: Vec::new(), n_left })
-            }
-        };
+        let open =
+            self.open.entry(shard).or_insert_with(|| Open { file: None, failures: Vec::new(), n_left });
         let row = &self.rows[index];
         match fetched {
             Err(reason) => {
@@ -326,7 +328,12 @@ impl<'a> Writer<'a> {
             Ok(fetched) => {
                 self.totals.n_fetched += 1;
                 self.totals.bytes += fetched.image.len() as u64;
-                write(&mut open.file, index, row, &fetched, self.classes)?;
+                if open.file.is_none() {
+                    open.file = Some(ShardFile::create(&shard_path(self.job, shard))?);
+                }
+                if let Some(file) = &mut open.file {
+                    write(file, index, row, &fetched, self.classes)?;
+                }
             }
         }
         open.n_left -= 1;
@@ -376,12 +383,14 @@ fn write(
 }
 
 impl Open {
-    /// Finishes the shard. The list of failures is written first, so that a complete shard has its
-    /// list.
+    /// Finishes the shard, unless it has no sample. The list of failures is written first, so that
+    /// a complete shard has its list.
     fn finish(self, list: &Path) -> Result<(), PrepError> {
         let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
         file::replace(list, text.as_bytes()).map_err(|error| PrepError::io("write", list, error))?;
-        self.file.finish()?;
+        if let Some(file) = self.file {
+            file.finish()?;
+        }
         Ok(())
     }
 }
@@ -402,10 +411,14 @@ fn summarize(
     let n = samples_per_shard(job);
     let n_shards = n_rows.div_ceil(n);
     let shards = job.work.range(n_shards);
-    let failures: String = shards
-        .clone()
-        .map(|shard| fs::read_to_string(failures_path(job, shard)).unwrap_or_default())
-        .collect();
+    let mut failures = String::new();
+    let mut n_empty = 0;
+    for shard in shards.clone() {
+        failures.push_str(&fs::read_to_string(failures_path(job, shard)).unwrap_or_default());
+        if !shard_path(job, shard).exists() {
+            n_empty += 1;
+        }
+    }
     let mut list = None;
     if !matches!(job.work, Work::Part(_)) {
         let path = job.out.join("failures.jsonl");
@@ -421,6 +434,7 @@ fn summarize(
         n_failed_in_all: failures.lines().count(),
         n_shards,
         shards,
+        n_empty,
         failures: list,
         has_class_names: classes.names().is_some(),
     })

@@ -28,7 +28,7 @@ import ocelli
 features, names = ocelli.embed("run", sorted(__import__("pathlib").Path("run").glob("*.png")))
 assert features.ndim == 2 and len(features) == len(names) > 0, features.shape
 print("embed:", features.shape, names[0])
-run = ocelli.pretrain("quickstart", "run/data/train", "again", settings={"optim.length": "{ steps = 2 }", "optim.batch_size": 16})
+run = ocelli.pretrain("quickstart", "run/data/train", "again", settings={"optim.length": {"steps": 2}, "optim.batch_size": 16})
 assert run.steps == 2, run
 print("pretrain:", run, run.metrics["train/loss"])
 rows = ocelli.runs(".")

@@ -1,7 +1,6 @@
 //! Exit codes: 0 done · 1 a check has failed · 2 configuration · 3 data · 74 standard output cannot
-//! be written · 78 not finite · 134 lost peer or deadline · 143 preempted, checkpoint written.
-
-use std::process::ExitCode;
+//! be written · 78 not finite · 101 a bug · 134 lost peer or deadline · 143 preempted, checkpoint
+//! written.
 
 use curate::CurateError;
 use eval::EvalError;
@@ -24,13 +23,15 @@ const DATA: u8 = 3;
 pub(crate) const OUTPUT_LOST: u8 = 74;
 /// Loss or gradients were not finite too often.
 const NOT_FINITE: u8 = 78;
+/// The program has panicked.
+pub(crate) const BUG: u8 = 101;
 /// Another rank has ended or does not respond.
 const LOST_PEER: u8 = 134;
 /// A signal asked the run to stop; a checkpoint is written.
 pub(crate) const PREEMPTED: u8 = 143;
 
 /// Returns the exit code for `error`.
-pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
+pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     let code = error.chain().find_map(|cause| {
         let is_io = cause.is::<std::io::Error>() || cause.is::<csv::Error>();
         let code = cause.downcast_ref::<SessionError>().map(session_code);
@@ -45,7 +46,7 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> ExitCode {
             .or(is_io.then_some(DATA))
     });
     // Errors without a type come from the flags.
-    ExitCode::from(code.unwrap_or(CONFIGURATION))
+    code.unwrap_or(CONFIGURATION)
 }
 
 fn session_code(error: &SessionError) -> u8 {
@@ -83,6 +84,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::NoImageWeights { .. }
         | SessionError::DeviceType { .. }
         | SessionError::Groups { .. }
+        | SessionError::Minutes { .. }
         | SessionError::Kernels { .. }
         | SessionError::Json { .. }
         | SessionError::Unserializable(_)
@@ -133,6 +135,9 @@ fn prep_code(error: &PrepError) -> u8 {
         | PrepError::OtherPack { .. }
         | PrepError::PackBegun { .. }
         | PrepError::InOutput { .. }
+        | PrepError::OutputInFolder { .. }
+        | PrepError::CopiesInFolder { .. }
+        | PrepError::NoPreferred { .. }
         | PrepError::SameNames { .. }
         | PrepError::RepeatedKey { .. }
         | PrepError::BadShare { .. }

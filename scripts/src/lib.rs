@@ -21,6 +21,7 @@ mod progress;
 mod recipes;
 mod run_end;
 mod run_progress;
+mod seed_table;
 mod shards;
 mod signals;
 mod storage;
@@ -122,7 +123,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             console::say(format!("error: {}", console::chain(&error)));
-            exit::exit_code(&error)
+            ExitCode::from(exit::exit_code(&error))
         }
     }
 }
@@ -136,19 +137,41 @@ pub struct Answer {
     pub is_stopped: bool,
 }
 
+/// A command that was run by [`run_within`] and has failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Text of the error, which is no message of the command.
+    pub message: String,
+    /// Status with which the program would exit.
+    pub exit_code: u8,
+}
+
+impl Failure {
+    /// Creates the failure of a command that has panicked.
+    pub fn panic() -> Self {
+        Self { message: "the command has panicked: this is a bug in ocelli".into(), exit_code: exit::BUG }
+    }
+
+    /// Creates the failure of a command with invalid flags, or at the wrong time.
+    fn configuration(message: String) -> Self {
+        Self { message, exit_code: exit::CONFIGURATION }
+    }
+}
+
 /// Runs a command of the program within another process, such as a Python interpreter. `args`
 /// follow the name of the program. `messages` receives each line that the program would write to
 /// its standard error.
 ///
 /// # Errors
-/// The text of the error, if the command fails, or another one is running in this process.
+/// [`Failure`], if the command fails, or another one is running in this process.
 pub fn run_within(
     args: Vec<String>,
     messages: impl Fn(&str) + Send + Sync + 'static,
-) -> Result<Answer, String> {
+) -> Result<Answer, Failure> {
     static RUNNING: Mutex<()> = Mutex::new(());
     let Ok(_running) = RUNNING.try_lock() else {
-        return Err("another command of ocelli is running in this process".into());
+        let message = "another command of ocelli is running in this process".into();
+        return Err(Failure::configuration(message));
     };
     signals::begin_command();
     keep_freed_memory();
@@ -156,7 +179,11 @@ pub fn run_within(
     command.extend(args);
     let cli = match Cli::try_parse_from(&command) {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() => return Err(error.to_string().trim_end().to_string()),
+        Err(error) if error.use_stderr() => {
+            let text = error.to_string();
+            let text = text.trim_end();
+            return Err(Failure::configuration(text.strip_prefix("error: ").unwrap_or(text).to_string()));
+        }
         // Help and version.
         Err(error) => return Ok(Answer { output: error.to_string(), is_stopped: false }),
     };
@@ -166,14 +193,33 @@ pub fn run_within(
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| run(cli)));
     let host = console::set_host(None);
     let output = host.map(|host| host.output.into_inner().unwrap_or_else(PoisonError::into_inner));
-    match result {
-        Ok(Ok(code)) => Ok(Answer {
-            output: output.unwrap_or_default(),
-            is_stopped: code == ExitCode::from(exit::PREEMPTED),
-        }),
-        Ok(Err(error)) => Err(console::chain(&error)),
-        Err(_) => Err("the command has panicked: this is a bug in ocelli".into()),
+    let code = match result {
+        Ok(Ok(code)) => code,
+        Ok(Err(error)) => {
+            let message = console::chain(&error);
+            return Err(Failure { message, exit_code: exit::exit_code(&error) });
+        }
+        Err(_) => return Err(Failure::panic()),
+    };
+    let output = output.unwrap_or_default();
+    match number(code) {
+        0 => Ok(Answer { output, is_stopped: false }),
+        exit::PREEMPTED => Ok(Answer { output, is_stopped: true }),
+        // Such a command has printed what is wrong.
+        exit_code => {
+            Err(Failure { message: format!("the result is bad:\n{}", output.trim_end()), exit_code })
+        }
     }
+}
+
+/// Returns the number of an exit code.
+fn number(code: ExitCode) -> u8 {
+    for number in 0..=u8::MAX {
+        if code == ExitCode::from(number) {
+            return number;
+        }
+    }
+    exit::CHECK_FAILED
 }
 
 /// Runs a command.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
 use pipeline::Progress;
-use serde_json::Map;
+use serde_json::{Map, Value};
 
 use crate::console::{animate, draws, line_every, say, say_progress, shows_progress};
 
@@ -203,8 +203,37 @@ impl TermLike for Lines {
         let text = std::mem::take(&mut state.text);
         if state.printed_at.elapsed() >= line_every() && !text.trim().is_empty() {
             state.printed_at = Instant::now();
-            say_progress(text.trim(), Map::new());
+            say_progress(text.trim(), stage_fields(text.trim()));
         }
         Ok(())
+    }
+}
+
+/// Returns the stage of a line that the template of [`bar`] has made, the number of items that are
+/// done and that of all, as fields of JSON; none for any other line.
+fn stage_fields(line: &str) -> Map<String, Value> {
+    let mut fields = Map::new();
+    if let Some((stage, rest)) = line.split_once(": ")
+        && let Some((done, rest)) = rest.split_once(" of ")
+        && let Some((total, _)) = rest.split_once(", ")
+        && let Ok(done) = done.replace(',', "").parse::<u64>()
+        && let Ok(total) = total.replace(',', "").parse::<u64>()
+    {
+        fields.insert("stage".into(), stage.into());
+        fields.insert("done".into(), done.into());
+        fields.insert("total".into(), total.into());
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_stage_have_numbers() {
+        let fields = stage_fields("embed: 12 of 2,400, 3/s, 13m left");
+        assert_eq!(Value::Object(fields), serde_json::json!({ "stage": "embed", "done": 12, "total": 2400 }));
+        assert!(stage_fields("waiting for a run").is_empty());
     }
 }

@@ -99,6 +99,28 @@ pub(crate) fn agree_on_groups(comm: &Communicator, topology: Topology) -> Result
     Ok(())
 }
 
+/// Returns the number of steps that a rank has found for a length in `minutes`, for all ranks; `None`
+/// if none has. All ranks call it.
+///
+/// # Errors
+/// [`SessionError::Minutes`] if ranks have different lengths: those that measure theirs would wait
+/// for the others.
+pub(crate) fn agree_on_length(
+    comm: &Communicator,
+    minutes: Option<f64>,
+    n_steps: Option<u64>,
+) -> Result<Option<u64>, SessionError> {
+    let this_rank = minutes.unwrap_or_default();
+    let n_steps = n_steps.unwrap_or_default() as f64;
+    let largest = comm.all_reduce("length", vec![this_rank, -this_rank, n_steps], Reduction::Max)?;
+    let most = largest[0];
+    let least = -largest[1];
+    if most != least {
+        return Err(SessionError::Minutes { least, most, this_rank });
+    }
+    Ok((largest[2] > 0.0).then_some(largest[2] as u64))
+}
+
 /// Selects the same matrix multiplication kernels on all ranks: CubeCL's, if their libraries differ
 /// or some have none. All ranks call it.
 pub(crate) fn agree_on_kernels(

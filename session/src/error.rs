@@ -245,6 +245,19 @@ pub enum SessionError {
         /// The size on this rank.
         this_rank: f64,
     },
+    /// Ranks were given different lengths of the run.
+    #[error(
+        "optim.length: ranks have different lengths, of {least} to {most} minutes; this one's is {this_rank} \
+         (0 for a length in another unit)"
+    )]
+    Minutes {
+        /// The smallest length.
+        least: f64,
+        /// The largest length.
+        most: f64,
+        /// The length on this rank.
+        this_rank: f64,
+    },
     /// Ranks have different libraries, and the recipe demands one.
     #[error(
         "run.kernels = \"cublaslt\": ranks have different versions of the library, or some have none; \

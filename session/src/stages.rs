@@ -14,10 +14,10 @@ use ranks::launch::Launch;
 use ranks::wire::Wire;
 use trainer::estimate::fit;
 use trainer::run::fault::Fault;
-use trainer::run::{FrozenNetwork, Job, Observer, Outcome, run};
-use trainer::{Plan, Recipe, TrainError};
+use trainer::run::{FrozenNetwork, Job, Observer, Outcome, measure_length, recorded_plan, run};
+use trainer::{Length, Plan, Recipe, TrainError};
 
-use crate::connect::{agree_on_groups, agree_on_kernels, all_ready, connect, n_sharers};
+use crate::connect::{agree_on_groups, agree_on_kernels, agree_on_length, all_ready, connect, n_sharers};
 use crate::data::open_sampled;
 use crate::error::SessionError;
 use crate::frozen;
@@ -164,18 +164,50 @@ impl Connected {
         &self.dataset
     }
 
-    /// Resolves the recipe: every length in steps, every default filled in.
+    /// Resolves the recipe: every length in steps, every default filled in. Minutes that the run in
+    /// the work directory began with have its steps; others have none before [`Fitted::timed`].
     ///
     /// # Errors
-    /// [`SessionError::Train`] with the key and its fault.
+    /// [`SessionError::Train`] with the key and its fault; [`SessionError::Minutes`].
     pub fn resolve(self) -> Result<Resolved, SessionError> {
-        let plan = all_ready(&self.comm, self.plan())?;
+        let recorded = all_ready(&self.comm, self.recorded_steps())?;
+        let minutes = self.session.recipe.optim.length.minutes();
+        let n_recorded = agree_on_length(&self.comm, minutes, recorded)?;
+        let plan = all_ready(&self.comm, self.plan(n_recorded))?;
         Ok(Resolved { connected: self, plan })
     }
 
-    fn plan(&self) -> Result<Plan, SessionError> {
+    /// Returns the steps of the run in the work directory, if both its length and that of the recipe
+    /// are the same number of minutes.
+    fn recorded_steps(&self) -> Result<Option<u64>, SessionError> {
+        let Session { recipe, workdir, initial, .. } = &self.session;
+        let Some(minutes) = recipe.optim.length.minutes() else { return Ok(None) };
+        let Some(plan) = recorded_plan(workdir, initial::forked_step(workdir))? else { return Ok(None) };
+        if plan.minutes == Some(minutes) {
+            return Ok(Some(plan.total_steps));
+        }
+        if initial.lengthen {
+            return Ok(None);
+        }
+        let there = match plan.minutes {
+            Some(minutes) => format!("{minutes} minutes"),
+            None => format!("{} steps", plan.total_steps),
+        };
+        Err(SessionError::Train(TrainError::RecipeMismatch {
+            workdir: workdir.clone(),
+            key: "optim.length".into(),
+            there,
+            here: format!("{minutes} minutes (--lengthen continues it, if it becomes longer)"),
+        }))
+    }
+
+    /// Returns the plan of the recipe, with `n_recorded` steps for its minutes if they are known.
+    fn plan(&self, n_recorded: Option<u64>) -> Result<Plan, SessionError> {
         let dataset = &self.dataset;
         let mut plan = trainer::resolve(self.session.recipe.clone(), dataset.n_samples())?;
+        if let Some(n_steps) = n_recorded {
+            plan = trainer::with_steps(plan, n_steps)?;
+        }
         plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
         plan.data_checksums = dataset.stated_checksums().map_or(String::new(), hexadecimal);
         plan.data_images = dataset.sampled_images()?.map_or(String::new(), hexadecimal);
@@ -212,6 +244,15 @@ impl Resolved {
 }
 
 impl Connected {
+    /// Divides the ranks into the groups of `plan`. All ranks call it.
+    fn regroup(&mut self, plan: &Plan) -> Result<(), SessionError> {
+        let topology = plan
+            .topology(self.session.launch.rank)
+            .map_err(|reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason })?;
+        agree_on_groups(&self.comm, topology)?;
+        Ok(self.comm.regroup(topology, plan.recipe.run.exact_sums)?)
+    }
+
     /// Returns `plan` divided over the ranks, within the memory of this one.
     fn fit_plan(&self, plan: Plan) -> Result<Plan, SessionError> {
         let Session { launch, device, workdir, initial, .. } = &self.session;
@@ -261,6 +302,50 @@ impl Fitted {
         &self.connected.session.workdir
     }
 
+    /// Returns whether [`Fitted::timed`] has steps to time.
+    pub fn is_untimed(&self) -> bool {
+        self.plan.recipe.optim.length.minutes().is_some()
+    }
+
+    /// Measures how many steps fit into the minutes of a run that begins, and sets its length; does
+    /// nothing for any other run. All ranks call it.
+    ///
+    /// # Errors
+    /// [`SessionError::Train`] when the first steps fail, or if the run is too short for its recipe.
+    pub fn timed(mut self) -> Result<Self, SessionError> {
+        let Length::Minutes(minutes) = self.plan.recipe.optim.length else { return Ok(self) };
+        self.connected.regroup(&self.plan)?;
+        let Connected { session, comm, dataset, .. } = &mut self.connected;
+        let job = Job {
+            plan: &self.plan,
+            dataset: Arc::clone(dataset),
+            workdir: &session.workdir,
+            stop: &session.stop,
+            device: session.device.device.clone(),
+            fault: None,
+            initial: None,
+            frozen: &[],
+            lengthen: false,
+            forked_step: None,
+        };
+        let solo = std::mem::replace(comm, Communicator::solo());
+        let (length, measured) = measure_length(&job, minutes, solo)?;
+        *comm = measured;
+        if session.launch.rank == 0 {
+            tracing::info!(
+                "optim.length: {minutes} minutes are {} steps of {:.3} s, the median of {} steps on the first \
+                 batches, which are not part of the run",
+                length.steps,
+                length.step_s,
+                length.n_timed
+            );
+        }
+        // A fork goes on from the step of its checkpoint.
+        let first = initial::forked_step(&session.workdir).unwrap_or_default();
+        self.plan = trainer::with_steps(self.plan, first + length.steps)?;
+        Ok(self)
+    }
+
     /// Returns `result` if no rank has failed to prepare its observers. All ranks call it.
     ///
     /// # Errors
@@ -279,13 +364,9 @@ impl Fitted {
         probes: &mut [Box<dyn Probe>],
         observer: &mut dyn Observer,
     ) -> Result<Outcome, SessionError> {
-        let Self { connected, plan } = self;
-        let Connected { session, mut comm, initial, frozen, dataset, .. } = connected;
-        let topology = plan
-            .topology(session.launch.rank)
-            .map_err(|reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason })?;
-        agree_on_groups(&comm, topology)?;
-        comm.regroup(topology, plan.recipe.run.exact_sums)?;
+        let Self { mut connected, plan } = self;
+        connected.regroup(&plan)?;
+        let Connected { session, comm, initial, frozen, dataset, .. } = connected;
         let job = Job {
             plan: &plan,
             dataset,

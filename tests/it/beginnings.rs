@@ -234,3 +234,52 @@ fn a_fork_of_another_backbone_is_refused_by_key() {
         &lines_with(&stderr, "of the 20 test images"),
     );
 }
+
+/// Returns the weights of the run `run` after `n_steps` steps.
+fn weights_after(world: &World, run: &str, n_steps: u64) -> Vec<u8> {
+    let path = format!("{run}/checkpoints/step-{n_steps:010}/rank-00000.safetensors");
+    std::fs::read(world.path(&path)).unwrap()
+}
+
+/// Minutes become a number of steps that the plan has: a killed run continues with it, and a run
+/// with the same plan has the same weights.
+#[test]
+fn minutes_become_steps_of_the_plan() {
+    const NAME: &str = "beginnings::minutes_become_steps_of_the_plan";
+    let world = World::new(24);
+    let more = ["--set", "optim.length.minutes=0.1", "--set", "optim.warmup={percent=50}"];
+    let fault = ["--inject-fault", "kill:rank=0,step=9,phase=backward"];
+    let killed = world.pretrain("a", &[&more[..], &fault].concat());
+    assert!(!killed.status.success());
+    let stderr = String::from_utf8_lossy(&killed.stderr).into_owned();
+    let (_, rest) = stderr.split_once("optim.length: 0.1 minutes are ").unwrap();
+    let n_steps: u64 = rest.split(' ').next().unwrap().parse().unwrap();
+    let stderr = ok(&world.pretrain("a", &more));
+    assert!(stderr.contains("resuming at step") && !stderr.contains("minutes are"), "{stderr}");
+    assert_eq!(logged_steps(&world, "a"), (0..n_steps).collect::<Vec<u64>>());
+
+    let plan: toml::Table = std::fs::read_to_string(world.path("a/plan.toml")).unwrap().parse().unwrap();
+    let expected = n_steps as i64;
+    assert_eq!((plan["total_steps"].as_integer(), plan["minutes"].as_float()), (Some(expected), Some(0.1)));
+    assert_eq!(plan["recipe"]["optim"]["length"]["steps"].as_integer(), Some(expected));
+    assert_eq!(plan["warmup_steps"].as_integer(), Some((n_steps as f64 / 2.0).round() as i64));
+
+    let shard = world.text("data/train-000000.tar");
+    let recipe = world.text("a/plan.toml");
+    let same = ["pretrain", "--recipe", &recipe, "--shards", &shard, "--workdir"];
+    ok(&world.ocelli(&[&same[..], &[&world.text("b")]].concat()));
+    assert!(weights_after(&world, "a", n_steps) == weights_after(&world, "b", n_steps), "weights differ");
+    // The recipe of the plan is that of the run, whose plan keeps the minutes.
+    ok(&world.ocelli(&[&same[..], &[&world.text("a")]].concat()));
+    ok(&world.pretrain("a", &more));
+
+    let other =
+        world.pretrain("a", &["--set", "optim.length.minutes=0.2", "--set", "optim.warmup={percent=50}"]);
+    check_message(&format!("{NAME}.other"), &fails(&other, 2));
+    let none = world.pretrain("c", &["--set", "optim.length.minutes=0"]);
+    check_message(&format!("{NAME}.none"), &fails(&none, 2));
+    let warmup = world.pretrain("c", &["--set", "optim.warmup={minutes=1}"]);
+    check_message(&format!("{NAME}.warmup"), &fails(&warmup, 2));
+    let percent = world.pretrain("c", &["--set", "optim.length={percent=50}"]);
+    check_message(&format!("{NAME}.percent"), &fails(&percent, 2));
+}

@@ -11,7 +11,7 @@ use pipeline::shard::sidecar;
 use pipeline::shard::write::ShardFile;
 use serde_json::Value;
 
-use crate::messages::check_message;
+use crate::messages::{check_message, lines_with};
 use crate::support::{World, fails, ok};
 
 fn json_of(output: &std::process::Output) -> Value {
@@ -401,4 +401,171 @@ fn splits_divide_each_class_by_the_shares() {
     }
     assert_eq!(keys(&world.path("even/b-000000.tar")), keys(&world.path("again/b-000000.tar")));
     assert_ne!(keys(&world.path("even/b-000000.tar")), keys(&world.path("keys/b-000000.tar")));
+}
+
+/// Runs `verb` of `shards` on `input` with more flags.
+fn shards_verb(world: &World, verb: &str, input: &str, more: &[&str]) -> std::process::Output {
+    world.ocelli(&[&["shards", verb, input], more].concat())
+}
+
+/// Commands that read images read a folder of them as they read its shards; those that write shards
+/// say what to do first.
+#[test]
+fn a_folder_of_images_is_read_like_its_shards() {
+    const NAME: &str = "prep::a_folder_of_images_is_read_like_its_shards";
+    let world = World::new(12);
+    world.extract("files");
+    let folder = world.text("files/train-000000");
+    let shard = world.text("data/train-000000.tar");
+    for verb in ["stats", "verify"] {
+        let of_folder = json_of(&shards_verb(&world, verb, &folder, &["--json"]));
+        let of_shard = json_of(&shards_verb(&world, verb, &shard, &["--json"]));
+        for key in ["samples", "bad", "classes", "formats", "image_bytes"] {
+            assert_eq!(of_folder[key], of_shard[key], "{verb}: {key}");
+        }
+    }
+    let listed = shards_verb(&world, "ls", &folder, &[]);
+    ok(&listed);
+    assert_eq!(String::from_utf8_lossy(&listed.stdout).lines().count(), 12);
+    ok(&shards_verb(&world, "contact-sheet", &folder, &["--out", &world.text("sheet.png")]));
+    assert!(image::open(world.path("sheet.png")).is_ok());
+    let against = ["--against", &shard, "--out", &world.text("against"), "--json"];
+    let report = json_of(&shards_verb(&world, "dedup", &folder, &against));
+    assert_eq!((&report["samples"], &report["exact"]), (&12.into(), &12.into()), "{report}");
+
+    // The list of images to keep is that of the packed shards, too.
+    std::fs::copy(
+        world.path("files/train-000000/00000003.jpg"),
+        world.path("files/train-000000/00000003 copy.jpg"),
+    )
+    .unwrap();
+    let report =
+        json_of(&shards_verb(&world, "dedup", &folder, &["--out", &world.text("checked"), "--json"]));
+    assert_eq!((&report["samples"], &report["exact"]), (&13.into(), &1.into()), "{report}");
+    let keep = world.text("checked/keep.txt");
+    let n_kept = std::fs::read_to_string(&keep).unwrap().lines().count();
+    ok(&world.ocelli(&["shards", "pack", &folder, "--out", &world.text("packed")]));
+    let unique = world.text("unique");
+    let report = json_of(&shards_verb(
+        &world,
+        "subset",
+        &world.text("packed"),
+        &["--keys", &keep, "--out", &unique, "--json"],
+    ));
+    assert_eq!(report["train"]["samples"], n_kept, "{report}");
+
+    let out = world.text("refused");
+    for (verb, more) in [
+        ("split", &["--part", "a=1"][..]),
+        ("filter", &[]),
+        ("resize", &[]),
+        ("reshard", &[]),
+        ("subset", &["--count", "1"]),
+        ("extract", &[]),
+        ("dedup", &["--remove"]),
+    ] {
+        let output = shards_verb(&world, verb, &folder, &[&["--out", &out], more].concat());
+        check_message(&format!("{NAME}.{verb}"), &fails(&output, 2));
+        assert!(!world.path("refused").exists(), "{verb}");
+    }
+    let inside = world.text("files/train-000000/checked");
+    let output = shards_verb(&world, "dedup", &folder, &["--out", &inside]);
+    check_message(&format!("{NAME}.inside"), &fails(&output, 2));
+}
+
+/// The exact copy in the folder or shard that is preferred is kept.
+#[test]
+fn exact_copies_are_kept_where_they_are_preferred() {
+    const NAME: &str = "prep::exact_copies_are_kept_where_they_are_preferred";
+    let world = World::new(1);
+    let image = jpeg(&picture(60, 40, 1), 90);
+    for name in ["photos/a/1.jpg", "photos/b/1.jpg", "photos/c/1.jpg"] {
+        std::fs::create_dir_all(world.path(name).parent().unwrap()).unwrap();
+        std::fs::write(world.path(name), &image).unwrap();
+    }
+    let photos = world.text("photos");
+    for (folder, others) in [("a", &["b"][..]), ("b", &["a", "c"]), ("c", &[])] {
+        let out = world.text(&format!("out-{folder}"));
+        let mut args = vec!["--out".to_string(), out, "--prefer".into(), format!("{photos}/{folder}/")];
+        args.extend(others.iter().map(|other| format!("{photos}/{other}")));
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        ok(&shards_verb(&world, "dedup", &photos, &args));
+        let kept = std::fs::read_to_string(world.path(&format!("out-{folder}/keep.txt"))).unwrap();
+        assert_eq!(kept, format!("{folder}/1\n"));
+    }
+    for name in ["x", "y"] {
+        write_shard(&world.path(&format!("in/{name}.tar")), &[(name, "jpg", image.clone())]);
+    }
+    let shards = world.text("in");
+    for name in ["x", "y"] {
+        let out = world.text(&format!("kept-{name}"));
+        let preferred = world.text(&format!("in/{name}.tar"));
+        ok(&shards_verb(&world, "dedup", &shards, &["--out", &out, "--remove", "--prefer", &preferred]));
+        // The other shard would be empty, and is not written.
+        let written = members_in(Path::new(&out));
+        assert_eq!(written.len(), 1);
+        assert_eq!(written[0].0, name);
+        assert!(world.path(&format!("kept-{name}/{name}.tar")).exists());
+        let other = if name == "x" { "y" } else { "x" };
+        assert!(!world.path(&format!("kept-{name}/{other}.tar")).exists());
+    }
+    let args = ["--out", &world.text("none"), "--prefer", &world.text("elsewhere")];
+    check_message(&format!("{NAME}.none"), &fails(&shards_verb(&world, "dedup", &shards, &args), 2));
+}
+
+/// A shard has at least one sample: limits of 0 are refused, and images that cannot be read leave no
+/// shard behind.
+#[test]
+fn no_empty_shards_are_written() {
+    const NAME: &str = "prep::no_empty_shards_are_written";
+    let world = World::new(1);
+    for i in 0..3 {
+        let path = world.path(&format!("photos/{i}.jpg"));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, jpeg(&picture(40, 30, i), 90)).unwrap();
+    }
+    std::fs::write(world.path("photos/broken.jpg"), "no image").unwrap();
+    let photos = world.text("photos");
+    let out = world.text("out");
+    let zero = ["--out", &out, "--samples-per-shard", "0"];
+    check_message(&format!("{NAME}.pack"), &fails(&shards_verb(&world, "pack", &photos, &zero), 2));
+    let shard = world.text("data/train-000000.tar");
+    check_message(&format!("{NAME}.reshard"), &fails(&shards_verb(&world, "reshard", &shard, &zero), 2));
+    assert!(!world.path("out").exists());
+
+    let one = ["--out", &out, "--samples-per-shard", "1", "--json"];
+    let report = json_of(&shards_verb(&world, "pack", &photos, &one));
+    assert_eq!((&report["samples"], &report["shards"]), (&3.into(), &3.into()), "{report}");
+    let again = shards_verb(&world, "pack", &photos, &one);
+    let report = json_of(&again);
+    assert_eq!((&report["shards"], &report["shards_there"]), (&3.into(), &3.into()), "{report}");
+    assert!(String::from_utf8_lossy(&again.stdout).contains("train-*.tar"), "a pattern, with a gap");
+    let listed = shards_verb(&world, "ls", &out, &[]);
+    ok(&listed);
+    assert_eq!(String::from_utf8_lossy(&listed.stdout).lines().count(), 3);
+    let parts = world.text("parts");
+    let in_parts = ["--out", &parts, "--samples-per-shard", "1", "--json"];
+    for part in ["1/2", "2/2"] {
+        ok(&shards_verb(&world, "pack", &photos, &[&in_parts[..], &["--part", part]].concat()));
+    }
+    let joined = shards_verb(&world, "pack", &photos, &[&in_parts[..], &["--join", "2"]].concat());
+    let report = json_of(&joined);
+    assert_eq!((&report["samples"], &report["shards"]), (&3.into(), &3.into()), "{report}");
+    assert_eq!(members_in(&world.path("parts")), members_in(&world.path("out")));
+}
+
+/// Shares that do not add up to 1 are scaled, which is said; others are not mentioned.
+#[test]
+fn shares_that_do_not_add_up_are_noted() {
+    let world = World::new(20);
+    let shard = world.text("data/train-000000.tar");
+    let args = ["--out", &world.text("more"), "--part", "train=0.8", "--part", "test=0.3"];
+    let stderr = ok(&shards_verb(&world, "split", &shard, &args));
+    check_message("prep::shares_that_do_not_add_up_are_noted.more", &lines_with(&stderr, "add up"));
+    let args = ["--out", &world.text("less"), "--part", "train=0.5", "--part", "test=0.25"];
+    let stderr = ok(&shards_verb(&world, "split", &shard, &args));
+    check_message("prep::shares_that_do_not_add_up_are_noted.less", &lines_with(&stderr, "add up"));
+    let args = ["--out", &world.text("one"), "--part", "a=0.7", "--part", "b=0.2", "--part", "c=0.1"];
+    let stderr = ok(&shards_verb(&world, "split", &shard, &args));
+    assert!(!stderr.contains("add up"), "{stderr}");
 }

@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::libraries::python;
-use crate::support::{World, metrics, ok, program, wait_for, wait_for_end};
+use crate::messages::check_message;
+use crate::support::{World, json_of, metrics, ok, program, wait_for, wait_for_end};
 
 /// A folder with the module `ocelli`, as the wheel has it.
 pub(crate) struct Module {
@@ -22,8 +23,13 @@ impl Module {
         let folder = tempfile::tempdir().unwrap();
         let package = folder.path().join("ocelli");
         std::fs::create_dir(&package).unwrap();
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/python/ocelli/__init__.py");
-        std::fs::copy(source, package.join("__init__.py")).unwrap();
+        let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/python/ocelli");
+        for entry in std::fs::read_dir(sources).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "py") {
+                std::fs::copy(&path, package.join(path.file_name().unwrap())).unwrap();
+            }
+        }
         // Cargo builds it beside this test, which depends on it.
         let library = format!("{DLL_PREFIX}_ocelli{DLL_SUFFIX}");
         let library = std::env::current_exe().unwrap().with_file_name(library);
@@ -42,16 +48,21 @@ impl Module {
 
     /// Runs `code`, which must succeed, and returns its output.
     fn run(&self, world: &World, code: &str) -> String {
+        self.run_with_messages(world, code).0
+    }
+
+    /// Runs `code`, which must succeed, and returns its output and its messages.
+    fn run_with_messages(&self, world: &World, code: &str) -> (String, String) {
         let output = self.command(world, code).output().unwrap();
-        let stderr = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{stderr}");
-        String::from_utf8(output.stdout).unwrap()
+        (String::from_utf8(output.stdout).unwrap(), stderr)
     }
 }
 
 /// Start of a program: a run of a few steps.
 const START: &str = "import ocelli\n\
-    settings = {'optim.length': '{ steps = 4 }', 'run.workers': 1, 'run.log_every_steps': 1}\n";
+    settings = {'optim.length': {'steps': 4}, 'run': {'workers': 1, 'log_every_steps': 1}}\n";
 
 #[test]
 fn a_run_in_python_has_the_metrics_of_the_program_as_arrays() {
@@ -86,9 +97,11 @@ fn an_error_in_python_has_the_text_of_the_program_and_leaves_the_process_alive()
              try:\n        \
                  ocelli.pretrain('no_such_recipe', 'data/train-000000.tar', 'run')\n    \
              except RuntimeError as error:\n        \
+                 assert type(error) is ocelli.ConfigurationError and error.exit_code == 2\n        \
                  print(error)\n"
     );
-    let output = module.run(&world, &code);
+    let (output, messages) = module.run_with_messages(&world, &code);
+    assert_eq!(messages, "", "the text of an error is that of the exception, and no message");
     let lines: Vec<&str> = output.lines().collect();
     assert_eq!(lines.len(), 2, "{output}");
     let args =
@@ -105,7 +118,7 @@ fn an_interrupt_in_python_saves_a_checkpoint_and_raises_keyboard_interrupt() {
     let world = World::new(24);
     let code = format!(
         "{START}\
-         settings['optim.length'] = '{{ steps = 100000 }}'\n\
+         settings['optim.length'] = {{'steps': 100000}}\n\
          try:\n    \
              ocelli.pretrain('tiny.toml', 'data/train-000000.tar', 'run', settings=settings, show_progress=False)\n\
          except KeyboardInterrupt:\n    \
@@ -143,6 +156,191 @@ fn an_interrupt_of_another_command_is_raised_at_once() {
     let started = Instant::now();
     assert_eq!(module.run(&world, code), "interrupted\n");
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+}
+
+/// Values of Python are those of the recipe that the same TOML gives.
+#[test]
+fn settings_in_python_become_toml() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    let code = "import ocelli, numpy, pathlib\n\
+         settings = {\n    \
+             'name': 'a \"quoted\" name', 'seed': numpy.int64(5),\n    \
+             'optim': {'lr': 0.003, 'betas': (0.9, 0.99), 'length': {'steps': 2}},\n    \
+             'data.normalization': {'mean': numpy.array([0.5, 0.25, 0.5]), 'std': [0.25] * 3},\n    \
+             'optim.decay_vectors': True, 'optim.warmup': '{ percent = 50 }',\n    \
+             'run.workers': 1,\n\
+         }\n\
+         ocelli.pretrain('tiny.toml', 'data', 'run', settings=settings, show_progress=False)\n\
+         try:\n    \
+             ocelli.pretrain('tiny.toml', 'data', 'run', settings={'optim.lr': None})\n\
+         except TypeError as error:\n    \
+             print(error)\n";
+    let output = module.run(&world, code);
+    assert!(output.starts_with("settings: optim.lr is None"), "{output}");
+    let plan = std::fs::read_to_string(world.path("run/plan.toml")).unwrap();
+    let plan: toml::Table = plan.parse().unwrap();
+    let recipe = &plan["recipe"];
+    assert_eq!(recipe["name"].as_str(), Some("a \"quoted\" name"));
+    assert_eq!(recipe["seed"].as_integer(), Some(5));
+    let optim = &recipe["optim"];
+    assert_eq!(optim["lr"].as_float(), Some(0.003));
+    assert_eq!(optim["betas"], toml::Value::from(vec![0.9, 0.99]));
+    assert_eq!(optim["length"]["steps"].as_integer(), Some(2));
+    assert_eq!(optim["warmup"]["percent"].as_float(), Some(50.0));
+    assert_eq!(optim["decay_vectors"].as_bool(), Some(true));
+    assert_eq!(recipe["data"]["normalization"]["mean"], toml::Value::from(vec![0.5, 0.25, 0.5]));
+}
+
+/// Each kind of failure is a class of its own, with the exit code of the program.
+#[test]
+fn errors_in_python_have_the_kind_and_the_code_of_the_program() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(4);
+    let code = format!(
+        "{START}\
+         failures = [\n    \
+             (ocelli.DataError, 3, lambda: ocelli.pretrain('tiny.toml', 'nowhere.tar', 'run')),\n    \
+             (ocelli.ConfigurationError, 2, lambda: ocelli.pretrain('tiny.toml', 'data', 'run', '--no-such-flag')),\n    \
+             (ocelli.NotFiniteError, 78, lambda: ocelli.pretrain('tiny.toml', 'data', 'nan', '--inject-fault', \
+             'nan:rank=0,step=0', settings={{'optim.length': {{'steps': 1}}}})),\n    \
+             (ocelli.DataError, 3, lambda: ocelli._run('shards', 'verify', 'cut.tar')),\n\
+         ]\n\
+         open('cut.tar', 'wb').write(open('data/train-000000.tar', 'rb').read()[:4096])\n\
+         for kind, code, fail in failures:\n    \
+             try:\n        \
+                 fail()\n    \
+             except ocelli.Error as error:\n        \
+                 assert type(error) is kind and error.exit_code == code, (kind, error)\n        \
+                 assert isinstance(error, RuntimeError) and str(error), kind\n        \
+                 print(kind.__name__)\n"
+    );
+    let output = module.run(&world, &code);
+    assert_eq!(output, "DataError\nConfigurationError\nNotFiniteError\nDataError\n");
+}
+
+/// Value of red, green or blue of image `i` at a pixel.
+fn value(i: u32, x: u32, y: u32, channel: u32) -> u8 {
+    ((i * 37 + x * 11 + y * 7 + channel * 50) % 256) as u8
+}
+
+/// Images in memory have the features of the same images in files.
+#[test]
+fn arrays_and_pil_images_are_embedded_like_files() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    for i in 0..3 {
+        let image = image::ImageBuffer::from_fn(20, 18, |x, y| {
+            image::Rgb([value(i, x, y, 0), value(i, x, y, 1), value(i, x, y, 2)])
+        });
+        image.save(world.path(&format!("{i}.png"))).unwrap();
+    }
+    let code = format!(
+        "{START}\
+         import numpy\n\
+         settings['optim.length'] = {{'steps': 1}}\n\
+         run = ocelli.pretrain('tiny.toml', 'data', 'run', settings=settings, show_progress=False)\n\
+         i, y, x, c = numpy.indices((3, 18, 20, 3))\n\
+         array = ((i * 37 + x * 11 + y * 7 + c * 50) % 256).astype('uint8')\n\
+         features, names = ocelli.embed(run, ['0.png', '1.png', '2.png'])\n\
+         assert [name.rsplit('/', 1)[-1] for name in names] == ['0.png', '1.png', '2.png'], names\n\
+         assert features.shape == (3, 32) and len(numpy.unique(features, axis=0)) == 3\n\
+         for images in [array, list(array), [array[0], '1.png', array[2]]]:\n    \
+             other, names = ocelli.embed(run, images, show_progress=False)\n    \
+             assert (other == features).all()\n    \
+             assert (names[0], names[2]) == ('0', '2'), names\n\
+         one, names = ocelli.embed(run, array[1])\n\
+         assert (one == features[1:2]).all() and names == ['0'], names\n\
+         assert (ocelli.embed(run, '1.png')[0] == features[1:2]).all()\n\
+         assert len(ocelli.embed(run, 'data')[1]) == 24\n\
+         try:\n    \
+             from PIL import Image\n\
+         except ImportError:\n    \
+             Image = None\n\
+         if Image:\n    \
+             other, names = ocelli.embed(run, [Image.fromarray(image) for image in array])\n    \
+             assert (other == features).all() and names == ['0', '1', '2'], names\n\
+         for wrong in [array.astype('float32') / 255, array.transpose(0, 3, 1, 2), array[..., 0], [None], []]:\n    \
+             try:\n        \
+                 ocelli.embed(run, wrong)\n    \
+             except (TypeError, ValueError) as error:\n        \
+                 print(error)\n\
+         try:\n    \
+             ocelli.pretrain('tiny.toml', array, 'other')\n\
+         except TypeError as error:\n    \
+             print(error)\n"
+    );
+    let output = module.run(&world, &code);
+    check_message("python::arrays_and_pil_images_are_embedded_like_files", &output);
+}
+
+/// A run is scored, exported, put on a page and listed; the numbers are those of the program.
+#[test]
+fn a_run_in_python_is_scored_exported_reported_and_listed() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    let code = format!(
+        "{START}\
+         import json\n\
+         run = ocelli.pretrain('tiny.toml', 'data', 'runs/a', settings=settings, show_progress=False)\n\
+         scores = ocelli.probe(run, 'data', ['data/train-000000.tar'], protocols=['knn'], baseline=True)\n\
+         networks = scores['networks']\n\
+         assert set(networks) == {{'teacher', 'random_init', 'pixels'}}, networks.keys()\n\
+         files = ocelli.export(run, 'out/backbone.safetensors', precision='f16')\n\
+         assert files[0].stat().st_size > 0, files\n\
+         try:\n    \
+             ocelli.export(run, 'out/backbone.safetensors')\n\
+         except ocelli.ConfigurationError as error:\n    \
+             assert '--overwrite' in str(error)\n\
+         ocelli.export(run, 'out/backbone.safetensors', overwrite=True)\n\
+         page = ocelli.report(run, '--no-pictures', out='page.html')\n\
+         assert page.read_text().startswith('<'), page\n\
+         listed = ocelli.runs('runs')\n\
+         assert isinstance(listed, list) and listed[0]['total_steps'] == 4, listed\n\
+         assert 'finished' in str(listed) and '<td>finished</td>' in listed._repr_html_()\n\
+         table = ocelli.seed_table('runs')\n\
+         assert table['rows'][0]['seeds'] == [3], table\n\
+         assert 'tabular' in ocelli.seed_table('runs', 'latex')\n\
+         print(ocelli.__version__)\n\
+         print(json.dumps(networks['teacher']['knn_10']['accuracy']))\n"
+    );
+    let output = module.run(&world, &code);
+    let lines: Vec<&str> = output.lines().collect();
+    let version = program().arg("--version").output().unwrap();
+    let version = String::from_utf8(version.stdout).unwrap();
+    assert_eq!(version.split(' ').nth(1), Some(lines[0]), "{version}");
+    let shard = world.text("data/train-000000.tar");
+    let run = world.text("runs/a");
+    let args =
+        ["probe", "--checkpoint", &run, "--train", &shard, "--test", &shard, "--protocol", "knn", "--json"];
+    let scores = json_of(&world.ocelli(&args));
+    assert_eq!(scores["networks"]["teacher"]["knn_10"]["accuracy"].to_string(), lines[1]);
+}
+
+/// A message is printed once, with its level. In a notebook the line of progress is drawn over itself,
+/// and no message is lost in it; elsewhere it is a line of a log.
+#[test]
+fn messages_in_python_are_shown_once() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    let train = "settings['optim.batch_size'] = 32\n\
+         ocelli.pretrain('tiny.toml', 'data', workdir, settings=settings, show_progress=show_progress)\n";
+    const WARNING: &str = "warning: optim.batch_size is 32 but the data set has only 24 images";
+    let notebook = "import sys, types\nsys.modules['ipykernel'] = types.ModuleType('ipykernel')\n";
+    for (workdir, before, show_progress) in
+        [("log", "", "True"), ("live", notebook, "True"), ("quiet", "", "False")]
+    {
+        let code = format!("{before}{START}workdir, show_progress = '{workdir}', {show_progress}\n{train}");
+        let (_, messages) = module.run_with_messages(&world, &code);
+        assert_eq!(messages.matches("images repeat within a batch").count(), 1, "{messages}");
+        // What a screen shows of each line.
+        let seen: Vec<&str> = messages.split('\n').map(|line| line.rsplit('\r').next().unwrap()).collect();
+        assert!(seen.iter().any(|line| line.starts_with(WARNING)), "{messages}");
+        assert_eq!(messages.contains('\r'), workdir == "live", "{messages}");
+        let n_last = seen.iter().filter(|line| line.contains("step 4/4 ")).count();
+        assert_eq!(n_last, usize::from(workdir != "quiet"), "{messages}");
+        assert_eq!(messages.contains("report: "), workdir != "quiet", "{messages}");
+    }
 }
 
 /// Returns whether the run in `workdir` has a checkpoint.

@@ -344,3 +344,67 @@ fn a_browser_opens_the_page_of_weights_without_an_error() {
         check_page(browser, &world.text(&format!("{name}-report/report.html")), n_pictures - 1, 0);
     }
 }
+
+/// Probes the run in `workdir` by its nearest neighbors; returns the scores, by metric.
+fn probe(world: &World, workdir: &str) -> Value {
+    let run = world.text(workdir);
+    let shard = world.text("data/train-000000.tar");
+    let sets = ["--train", &shard, "--test", &shard, "--protocol", "knn", "--json"];
+    let output = world.ocelli(&[&["probe", "--checkpoint", &run], &sets[..]].concat());
+    ok(&output);
+    json_of(&output)["networks"]["teacher"].clone()
+}
+
+/// Runs that differ only in their seed are one row of the table, in each of its formats.
+#[test]
+fn scores_over_seeds_have_a_mean_and_a_deviation() {
+    const NAME: &str = "report::scores_over_seeds_have_a_mean_and_a_deviation";
+    let world = World::new(40);
+    let runs = world.text("runs");
+    let table = ["runs", &runs, "--table"];
+    for (run, seed, rate) in
+        [("slow-0", "seed=0", "1e-3"), ("slow-1", "seed=1", "1e-3"), ("fast", "seed=0", "3e-2")]
+    {
+        let rate = format!("optim.lr={rate}");
+        let sets = ["--set", seed, "--set", &rate, "--set", "optim.length={steps=4}"];
+        ok(&world.pretrain(&format!("runs/{run}"), &sets));
+    }
+    check_message(&format!("{NAME}.unscored"), &fails(&world.ocelli(&table), 2));
+    let slow = [probe(&world, "runs/slow-0"), probe(&world, "runs/slow-1")];
+    let stderr = ok(&world.ocelli(&table));
+    check_message(&format!("{NAME}.some"), &lines_with(&stderr, "not in the table"));
+    probe(&world, "runs/fast");
+
+    let output = world.ocelli(&[&table[..], &["--json"]].concat());
+    ok(&output);
+    let found = json_of(&output);
+    let rows = found["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2, "{found}");
+    assert_eq!((&rows[0]["name"], &rows[1]["name"]), (&"fast".into(), &"slow".into()));
+    assert_eq!(rows[1]["seeds"], serde_json::json!([0, 1]));
+    assert_eq!(
+        (&rows[0]["settings"]["optim.lr"], &rows[1]["settings"]["optim.lr"]),
+        (&"0.03".into(), &"0.001".into())
+    );
+    for (index, column) in found["columns"].as_array().unwrap().iter().enumerate() {
+        let metric = column["label"].as_str().unwrap();
+        let [a, b] = [0, 1].map(|run: usize| slow[run][metric]["accuracy"].as_f64().unwrap());
+        let score = &rows[1]["scores"][index];
+        assert_eq!(score["values"], serde_json::json!([a, b]), "{metric}");
+        assert!((score["mean"].as_f64().unwrap() - (a + b) / 2.0).abs() < 1e-9, "{score}");
+        let deviation = (a - b).abs() / 2f64.sqrt();
+        assert!((score["deviation"].as_f64().unwrap() - deviation).abs() < 1e-9, "{score}");
+        assert!(rows[0]["scores"][index]["deviation"].is_null(), "one run has no deviation");
+    }
+    for (format, part) in [
+        ("text", "knn_20: accuracy in percent; on 40 images"),
+        ("csv", ",knn_20,accuracy,"),
+        ("latex", "knn\\_20 \\\\"),
+    ] {
+        let output = world.ocelli(&[&table[..], &["--format", format]].concat());
+        ok(&output);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(text.contains(part), "{text}");
+    }
+    fails(&world.ocelli(&["runs", &runs, "--format", "csv"]), 2);
+}

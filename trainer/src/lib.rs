@@ -25,4 +25,5 @@ pub mod step;
 pub use error::TrainError;
 pub use recipe::Recipe;
 pub use recipe::plan::Plan;
-pub use recipe::resolve::resolve;
+pub use recipe::resolve::{resolve, with_steps};
+pub use schedule::Length;

@@ -148,28 +148,75 @@ pub enum Duration {
 }
 
 impl Duration {
-    /// Returns the duration in steps, rounded to the nearest; `total_steps` is `None` for the
-    /// length of the run itself.
+    /// Returns the duration in steps of a run of `total_steps`, rounded to the nearest.
     ///
     /// # Errors
     /// A message if the duration is invalid.
-    pub fn steps(&self, n_samples: u64, batch_size: usize, total_steps: Option<u64>) -> Result<u64, String> {
+    pub fn steps(&self, n_samples: u64, batch_size: usize, total_steps: u64) -> Result<u64, String> {
         let batch = batch_size as f64;
         let steps = match *self {
             Self::Steps(steps) => steps as f64,
             Self::Epochs(epochs) => epochs * n_samples as f64 / batch,
             Self::Samples(samples) => samples / batch,
-            Self::Percent(percent) => match total_steps {
-                Some(total) => total as f64 * percent / 100.0,
-                None => return Err("the length of the run cannot be a percentage of itself".into()),
-            },
+            Self::Percent(percent) => total_steps as f64 * percent / 100.0,
         };
-        if !(0.0..1e15).contains(&steps) {
-            return Err(format!("{self:?} is {steps} steps"));
-        }
-        Ok(steps.round() as u64)
+        rounded(steps).ok_or_else(|| format!("{self:?} is {steps} steps"))
     }
 }
+
+/// Returns a number of steps, rounded to the nearest; `None` if it is negative or absurd.
+fn rounded(steps: f64) -> Option<u64> {
+    (0.0..1e15).contains(&steps).then_some(steps.round() as u64)
+}
+
+/// Length of a run: `{ epochs = 10 }`, `{ steps = 500 }`, `{ samples = 1e6 }` or `{ minutes = 30 }`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Length {
+    /// Number of steps.
+    Steps(u64),
+    /// Number of passes over the data.
+    Epochs(f64),
+    /// Number of images.
+    Samples(f64),
+    /// Minutes of training, which are measured in steps before the run begins.
+    Minutes(f64),
+}
+
+impl Length {
+    /// Returns the length in steps, rounded to the nearest; `None` for minutes, whose steps depend on
+    /// the machine.
+    ///
+    /// # Errors
+    /// A message if the length is invalid.
+    pub fn steps(&self, n_samples: u64, batch_size: usize) -> Result<Option<u64>, String> {
+        let batch = batch_size as f64;
+        let steps = match *self {
+            Self::Steps(steps) => steps as f64,
+            Self::Epochs(epochs) => epochs * n_samples as f64 / batch,
+            Self::Samples(samples) => samples / batch,
+            Self::Minutes(minutes) if minutes > 0.0 && minutes < MOST_MINUTES => return Ok(None),
+            Self::Minutes(minutes) => {
+                return Err(format!("{minutes} minutes: expected more than 0 and fewer than {MOST_MINUTES}"));
+            }
+        };
+        match rounded(steps) {
+            Some(steps) => Ok(Some(steps)),
+            None => Err(format!("{self:?} is {steps} steps")),
+        }
+    }
+
+    /// Returns the minutes, if the length is in minutes.
+    pub fn minutes(&self) -> Option<f64> {
+        match self {
+            Self::Minutes(minutes) => Some(*minutes),
+            Self::Steps(_) | Self::Epochs(_) | Self::Samples(_) => None,
+        }
+    }
+}
+
+/// Longest run in minutes: a hundred years.
+const MOST_MINUTES: f64 = 5e7;
 
 /// Length of a run, from which durations in epochs or percent are computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -188,7 +235,7 @@ impl RunLength {
     /// # Errors
     /// A message with the key and the reason if the duration is invalid.
     pub fn steps(&self, key: &str, duration: &Duration) -> Result<u64, String> {
-        let steps = duration.steps(self.n_samples, self.batch_size, Some(self.total_steps));
+        let steps = duration.steps(self.n_samples, self.batch_size, self.total_steps);
         steps.map_err(|reason| format!("{key}: {reason}"))
     }
 }
@@ -275,7 +322,7 @@ mod tests {
 
     /// Returns `duration` in steps of 100 images, in a run of 1000 steps over 10,000 samples.
     fn steps(duration: Duration) -> Result<u64, String> {
-        duration.steps(10_000, 100, Some(1000))
+        duration.steps(10_000, 100, 1000)
     }
 
     #[test]
@@ -283,8 +330,19 @@ mod tests {
         assert_eq!(steps(Duration::Epochs(2.5)), Ok(250));
         assert_eq!(steps(Duration::Samples(1e4)), Ok(100));
         assert_eq!(steps(Duration::Percent(10.0)), Ok(100));
-        assert!(Duration::Percent(1.0).steps(1, 1, None).is_err());
-        assert!(Duration::Epochs(-1.0).steps(1, 1, None).is_err());
+        assert!(Duration::Epochs(-1.0).steps(1, 1, 1).is_err());
+    }
+
+    #[test]
+    fn lengths_are_converted_to_steps_except_minutes() {
+        assert_eq!(Length::Epochs(2.5).steps(10_000, 100), Ok(Some(250)));
+        assert_eq!(Length::Samples(1e4).steps(10_000, 100), Ok(Some(100)));
+        assert_eq!(Length::Minutes(0.5).steps(10_000, 100), Ok(None));
+        for invalid in
+            [Length::Epochs(-1.0), Length::Minutes(0.0), Length::Minutes(f64::NAN), Length::Minutes(1e9)]
+        {
+            assert!(invalid.steps(10_000, 100).is_err(), "{invalid:?}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub(crate) mod metrics;
 pub(crate) mod overview;
 pub(crate) mod quarantine;
 pub(crate) mod scores;
+pub(crate) mod seeds;
 pub(crate) mod start;
 
 use std::path::{Path, PathBuf};
@@ -61,6 +62,14 @@ impl Run {
         let path = self.workdir.canonicalize().unwrap_or_else(|_| self.workdir.clone());
         path.file_name()
             .map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())
+    }
+
+    /// Returns the path of the run below `folder`, or its name if it is not below it.
+    pub fn name_below(&self, folder: &Path) -> String {
+        match self.workdir.strip_prefix(folder) {
+            Ok(below) if !below.as_os_str().is_empty() => below.display().to_string(),
+            _ => self.name(),
+        }
     }
 
     /// Returns the logged numbers, column by column: steps taken, and the value.

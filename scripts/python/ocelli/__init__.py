@@ -1,4 +1,4 @@
-"""Python interface of Ocelli: training, features, backbones and runs.
+"""Python interface of Ocelli: training, features, scores, backbones, reports and lists of runs.
 
 Commands run in this process, with the code of the program (`ocelli._ocelli`) and the same files and messages.
 """
@@ -11,8 +11,43 @@ import tempfile
 from pathlib import Path
 
 from ocelli import _ocelli
+from ocelli._errors import (
+    BugError,
+    CheckError,
+    ConfigurationError,
+    DataError,
+    Error,
+    NotFiniteError,
+    RankError,
+    error_of,
+)
+from ocelli._images import embed_flags, paths_of
+from ocelli._messages import Messages
+from ocelli._settings import set_flags
 
-__all__ = ["Run", "embed", "load", "pretrain", "program", "runs"]
+__all__ = [
+    "BugError",
+    "CheckError",
+    "ConfigurationError",
+    "DataError",
+    "Error",
+    "NotFiniteError",
+    "RankError",
+    "Run",
+    "Runs",
+    "embed",
+    "export",
+    "load",
+    "pretrain",
+    "probe",
+    "program",
+    "report",
+    "runs",
+    "seed_table",
+]
+
+#: Release of the program whose code this is.
+__version__ = _ocelli.__version__
 
 
 def program():
@@ -29,13 +64,27 @@ def program():
     return found
 
 
-def _run(*args):
-    """Runs a command and returns its output; raises RuntimeError with the program's text if it fails."""
-    return _ocelli.run([str(word) for word in args], lambda line: None)
+def _run(*words, show_progress=False):
+    """Runs a command, shows its messages, and returns its output; raises an `Error` if it fails."""
+    with Messages(show_progress) as messages:
+        words = [_word(word) for word in (*words, *messages.flags())]
+        exit_code, text = _ocelli.run(words, messages.show)
+    if exit_code != 0:
+        raise error_of(exit_code, text)
+    return text
+
+
+def _word(word):
+    return os.fspath(word) if isinstance(word, os.PathLike) else str(word)
+
+
+def _answer(output):
+    """Returns the line of JSON at the end of a command's output."""
+    return json.loads(output.strip().splitlines()[-1])
 
 
 class Run:
-    """A run in its work directory."""
+    """A run in its work directory. It can be passed wherever the path of a run is expected."""
 
     def __init__(self, workdir, steps=None, seconds=None):
         self.workdir = Path(workdir)
@@ -43,6 +92,9 @@ class Run:
         self.steps = steps
         #: Seconds that the call took.
         self.seconds = seconds
+
+    def __fspath__(self):
+        return str(self.workdir)
 
     def __getitem__(self, key):
         return {"steps": self.steps, "seconds": self.seconds, "workdir": str(self.workdir)}[key]
@@ -80,56 +132,15 @@ def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True)
 
     `recipe` is the name or file of a recipe; `images` is a folder, a list of shards, or anything else that
     `ocelli pretrain --shards` takes; `settings` is a dictionary of recipe keys and values, such as
-    `{"optim.batch_size": 32}`; `flags` are further flags of `ocelli pretrain`. Calling it again with the same
-    arguments resumes the run. Warnings are printed; progress is shown as a bar if tqdm is installed (also in
-    notebooks), otherwise as a line per second. Other threads keep running. An interrupt saves a checkpoint, ends
-    the run, and raises KeyboardInterrupt.
+    `{"optim.batch_size": 32, "optim.length": {"steps": 100}}`; a text is passed as `--set` takes it. `flags` are
+    further flags of `ocelli pretrain`. Calling it again with the same arguments resumes the run. Warnings are printed;
+    with `show_progress`, so are notes and a line of progress. Other threads keep running. An interrupt saves a
+    checkpoint, ends the run, and raises KeyboardInterrupt.
     """
-    images = [images] if isinstance(images, (str, os.PathLike)) else images
+    images = paths_of(images, "images")
     command = ["pretrain", "--recipe", recipe, "--shards", *images, "--workdir", workdir, "--json", *flags]
-    for key, value in (settings or {}).items():
-        command += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
-    command += ["--log-format", "json", "--log-every", "1"]
-    show = _Progress(show_progress)
-    try:
-        output = _ocelli.run([str(word) for word in command], show.line)
-    finally:
-        show.close()
-    result = json.loads(output.strip().splitlines()[-1])
+    result = _answer(_run(*command, *set_flags(settings), show_progress=show_progress))
     return Run(result["workdir"], result["steps"], result["seconds"])
-
-
-class _Progress:
-    """Shows a run's progress from the messages of the program."""
-
-    def __init__(self, is_shown):
-        self.bar = None
-        self.is_shown = is_shown
-        try:
-            from tqdm.auto import tqdm
-        except ImportError:
-            tqdm = None
-        self.tqdm = tqdm
-
-    def line(self, line):
-        """Shows a message and returns its text."""
-        try:
-            said = json.loads(line)
-            level, text = said["level"], said["message"]
-        except (ValueError, KeyError, TypeError):
-            said, level, text = {}, "warning", line.rstrip()
-        if self.is_shown and "step" in said and self.tqdm:
-            if self.bar is None:
-                self.bar = self.tqdm(total=said["total_steps"], unit="step", initial=said["step"])
-            self.bar.set_postfix(loss=said["loss"], refresh=False)
-            self.bar.update(said["step"] - self.bar.n)
-        elif self.is_shown and ("step" in said or level != "info"):
-            print(text, file=sys.stderr)
-        return text
-
-    def close(self):
-        if self.bar is not None:
-            self.bar.close()
 
 
 def load(path, *flags):
@@ -143,7 +154,7 @@ def load(path, *flags):
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "backbone"
-        _run("export", "--checkpoint", path, "--format", "timm", "--out", out, *flags)
+        export(path, out, *flags, format="timm")
         module = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
         config = json.loads((out / "config.json").read_text())["pretrained_cfg"]
     module.preprocessing = {
@@ -156,31 +167,134 @@ def load(path, *flags):
     return module
 
 
-def embed(path, images, *flags):
-    """Returns the features of `images`, `[N, D]` float32, and the image names in the same order.
+def embed(path, images, *flags, show_progress=True):
+    """Returns the features of `images`, `[N, D]` float32, and their names in the same order.
 
-    `path` is as for `load`; `images` is a folder or a list of paths. `flags` are passed to `ocelli embed`, such as
-    `"--patches"`.
+    `path` is a run, a checkpoint or weights, as for `load`. `images` is a folder, a list file or shards; or a sequence
+    of paths of images, of arrays `[H, W, 3]` of uint8 or of images of PIL; or one array `[N, H, W, 3]`. The names of
+    images in memory are their numbers from 0, as text; an image that cannot be read has no row. `flags` are passed to
+    `ocelli embed`, such as `"--patches"`.
     """
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:
-        if not isinstance(images, (str, os.PathLike)):
-            listed = Path(folder) / "images.txt"
-            listed.write_text("".join(f"{Path(image).resolve()}\n" for image in images))
-            images = listed
+        inputs, names = embed_flags(images, folder)
         out = Path(folder) / "features.npy"
-        _run("embed", "--checkpoint", path, "--images", images, "--out", out, *flags)
-        rows = Path(f"{out}.rows.jsonl").read_text().splitlines()
-        return np.load(out), [json.loads(row)["name"] for row in rows]
+        _run("embed", "--checkpoint", path, *inputs, "--out", out, *flags, show_progress=show_progress)
+        rows = [json.loads(row) for row in Path(f"{out}.rows.jsonl").read_text().splitlines()]
+        found = [row.get("name", row.get("key")) for row in rows]
+        # Names of files in the folder of the list are relative to it.
+        return np.load(out), [names.get(str(Path(folder, name)), name) for name in found]
+
+
+def probe(path, train, test, *flags, protocols=(), baseline=False, show_progress=True):
+    """Scores the features of `path` with labels, and returns everything that `ocelli probe --json` prints.
+
+    `train` and `test` are folders with one sub-folder per class, or shards, or lists of them; `train` is None with
+    `"--leave-one-out"` or `"--label-free"` among the `flags`. `protocols` are names such as `"knn"`; `baseline` also
+    scores a random network and raw pixels. `probe(…)["networks"]["teacher"]["knn_20"]["accuracy"]` is in percent.
+    """
+    command = ["probe", "--checkpoint", path, "--test", *paths_of(test, "test"), "--json", *flags]
+    if train is not None:
+        command += ["--train", *paths_of(train, "train")]
+    protocols = [protocols] if isinstance(protocols, str) else protocols
+    if protocols:
+        command += ["--protocol", ",".join(protocols)]
+    if baseline:
+        command.append("--baseline")
+    return _answer(_run(*command, show_progress=show_progress))
+
+
+def export(path, out, *flags, format=None, precision=None, overwrite=False, show_progress=False):
+    """Writes the backbone of `path` to `out` for another library, with a model card; returns the paths of the files.
+
+    `format` is `"timm"`, `"torchvision"`, `"transformers"`, `"dinov2"`, `"dinov3"`, `"onnx"` or `"safetensors"`; None
+    takes it from the extension of `out`. `precision` is `"f32"`, `"f16"`, `"bf16"` or, for ONNX, `"int8"`.
+    """
+    command = ["export", "--checkpoint", path, "--out", out, "--json", *flags]
+    if format is not None:
+        command += ["--format", format]
+    if precision is not None:
+        command += ["--precision", precision]
+    if overwrite:
+        command.append("--overwrite")
+    return [Path(file) for file in _answer(_run(*command, show_progress=show_progress))["files"]]
+
+
+def report(workdirs, *flags, out=None, show_progress=True):
+    """Writes one HTML page about a run, or about several side by side, and returns its path.
+
+    The page of one run is `report.html` in its work directory, unless `out` is given.
+    """
+    command = ["report", *paths_of(workdirs, "workdirs"), "--json", *flags]
+    if out is not None:
+        command += ["--out", out]
+    return Path(_answer(_run(*command, show_progress=show_progress))["file"])
+
+
+class Runs(list):
+    """Runs, as a list of dictionaries. `str(runs)` is the table of `ocelli runs`; a notebook shows it as HTML.
+
+    `pandas.DataFrame(runs)` is the same as a data frame.
+    """
+
+    #: Columns of the table: a heading, and the key of the dictionaries.
+    _COLUMNS = (
+        ("run", "workdir"),
+        ("method", "method"),
+        ("backbone", "backbone"),
+        ("step", "step"),
+        ("of", "total_steps"),
+        ("loss", "loss"),
+        ("best score", "best"),
+        ("state", "state"),
+    )
+
+    def _rows(self):
+        rows = [[heading for heading, _ in self._COLUMNS]]
+        for run in self:
+            rows.append([_cell(run.get(key, run.get("error") if key == "state" else None)) for _, key in self._COLUMNS])
+        return rows
+
+    def __str__(self):
+        rows = self._rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+        return "\n".join(lines)
+
+    def _repr_html_(self):
+        import html
+
+        lines = []
+        for i, row in enumerate(self._rows()):
+            tag = "td" if i else "th"
+            lines.append("<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) + "</tr>")
+        return "<table>" + "".join(lines) + "</table>"
+
+
+def _cell(value):
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        return f"{value['metric']} {value['value']:.1f}"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def runs(folder):
-    """Returns the runs below `folder`: a pandas DataFrame if pandas is installed, else a list of dictionaries."""
-    found = json.loads(_run("runs", folder, "--json").strip().splitlines()[-1])
-    rows = found if isinstance(found, list) else found["runs"]
-    try:
-        import pandas
-    except ImportError:
-        return rows
-    return pandas.DataFrame(rows)
+    """Returns the runs below `folder` as `Runs`: a list of dictionaries that is printed as a table.
+
+    A dictionary has the keys of `ocelli runs --json`: workdir, name, method, backbone, step, total_steps, loss, best,
+    state and more; or workdir and error for a run of another release.
+    """
+    return Runs(_answer(_run("runs", folder, "--json")))
+
+
+def seed_table(folder, format=None):
+    """Returns the mean and deviation over seeds of the scores of the runs below `folder`.
+
+    Runs that differ only in their seed are one row. Without `format`, the result is the dictionary of
+    `ocelli runs --table --json`; with `"text"`, `"csv"` or `"latex"` it is the table as text.
+    """
+    if format is None:
+        return _answer(_run("runs", folder, "--table", "--json"))
+    return _run("runs", folder, "--table", "--format", format)

@@ -6,10 +6,10 @@ use prep::samples::SampleOptions;
 /// Flags of shards that hold chosen samples.
 #[derive(clap::Args)]
 pub(crate) struct LimitFlags {
-    /// Maximum number of samples per shard.
-    #[arg(long, default_value_t = 10_000)]
+    /// Maximum number of samples per shard, at least 1.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     samples_per_shard: u64,
-    /// Maximum size of a shard, in bytes.
+    /// Maximum size of a shard, in bytes; 0 for no limit.
     #[arg(long, default_value_t = 1 << 30)]
     bytes_per_shard: u64,
     /// Give samples new, numbered keys. Needed if different shards have the same keys.
@@ -20,7 +20,8 @@ pub(crate) struct LimitFlags {
 impl LimitFlags {
     /// Returns the form of the shards.
     pub(crate) fn options(&self) -> SampleOptions {
-        let limits = ShardLimits { max_samples: self.samples_per_shard, max_bytes: self.bytes_per_shard };
+        let max_bytes = if self.bytes_per_shard == 0 { u64::MAX } else { self.bytes_per_shard };
+        let limits = ShardLimits { max_samples: self.samples_per_shard, max_bytes };
         SampleOptions { limits, renumber: self.renumber }
     }
 }

@@ -17,7 +17,6 @@ use prep::open::report_turned;
 use report::Start;
 use serde_json::json;
 use session::{ScoringProbe, Session, check_export, initial_model};
-use trainer::Plan;
 use trainer::checkpoint::steps;
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
@@ -266,6 +265,12 @@ pub(crate) fn pretrain(
     let fitted = {
         let _activity = (rank == 0).then(|| Activity::new("opening the weights and the images …"));
         session.open(storage)?.resolve()?.fit()?
+    };
+    let fitted = {
+        let is_shown = rank == 0 && fitted.is_untimed();
+        let _activity =
+            is_shown.then(|| Activity::new("timing steps, to find how many fit into optim.length …"));
+        fitted.timed()?
     };
     let Probes { mut probes, n_images } = fitted.all_ready(probes(fitted.plan()))?;
     let plan = fitted.plan().clone();

@@ -1,27 +1,45 @@
-//! `ocelli runs`: lists the runs below a folder, one per line.
+//! `ocelli runs`: lists the runs below a folder, one per line, or their scores over seeds.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::bail;
-use report::{Overview, Run};
+use report::{Overview, Run, SeedTable};
 use serde_json::{Value, json};
 
 use crate::console::{chain, say};
+use crate::seed_table::{self, TableFormat};
 
 /// Flags of `runs`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  ocelli runs\n  ocelli runs experiments/ --json")]
+#[command(
+    after_help = "Examples:\n  ocelli runs\n  ocelli runs experiments/ --json\n  ocelli runs experiments/ \
+        --table\n  ocelli runs experiments/ --table --format latex"
+)]
 pub(crate) struct Args {
     /// Folder of work directories, up to four levels deep, or a work directory.
     #[arg(default_value = "runs")]
     folder: PathBuf,
-    /// Print a JSON array instead of a table.
+    /// List scores over seeds: a row for all runs that differ only in their seed, with the mean ±
+    /// standard deviation of each of their scores after the last step.
+    #[arg(long)]
+    table: bool,
+    /// Format of --table: text, csv (a line for each row and score) or latex.
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        requires = "table",
+        conflicts_with = "json",
+        value_name = "FORMAT"
+    )]
+    format: TableFormat,
+    /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
 }
 
-/// Headings of the table.
+/// Headings of the list.
 const HEADINGS: [&str; 8] =
     ["run", "method", "backbone", "step", "loss", "score: first → best → last", "state", "left"];
 
@@ -32,6 +50,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let workdirs = Run::workdirs_in(&args.folder);
     if workdirs.is_empty() {
         bail!("no run in {}: none of its folders has a plan.toml", args.folder.display());
+    }
+    if args.table {
+        return print_seeds(args, &workdirs);
     }
     let runs: Vec<(PathBuf, anyhow::Result<Overview>)> = workdirs
         .into_iter()
@@ -54,10 +75,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         out!("{}", Value::Array(rows));
         return Ok(ExitCode::SUCCESS);
     }
-    let mut rows = Vec::new();
+    let mut rows = vec![HEADINGS.map(String::from).to_vec()];
     for (workdir, overview) in &runs {
         if let Ok(overview) = overview {
-            rows.push(cells(&args.folder, workdir, overview));
+            rows.push(cells(&args.folder, workdir, overview).to_vec());
         }
     }
     print_aligned(&rows);
@@ -73,7 +94,47 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the row of a run in the table. A run is named by its path below `folder`.
+/// Prints the scores of the runs in `workdirs` over seeds.
+fn print_seeds(args: &Args, workdirs: &[PathBuf]) -> anyhow::Result<ExitCode> {
+    let mut runs = Vec::new();
+    for workdir in workdirs {
+        match Run::open(workdir) {
+            Ok(run) => runs.push(run),
+            Err(error) => say(format!("warning: {}: {}", workdir.display(), chain(&error.into()))),
+        }
+    }
+    let table = SeedTable::new(&args.folder, &runs);
+    if table.rows.is_empty() {
+        bail!(
+            "no run in {} has a score after its last step: score each with `ocelli probe --checkpoint RUN \
+             --train SHARDS --test SHARDS`",
+            args.folder.display()
+        );
+    }
+    if !table.unscored.is_empty() {
+        say(format!(
+            "note: not in the table, because they have no score after their last step: {}",
+            table.unscored.join(", ")
+        ));
+    }
+    if args.json {
+        out!("{}", json!(table));
+        return Ok(ExitCode::SUCCESS);
+    }
+    match args.format {
+        TableFormat::Text => {
+            print_aligned(&seed_table::text_rows(&table));
+            for line in seed_table::legend(&table) {
+                out!("{line}");
+            }
+        }
+        TableFormat::Csv => out!("{}", seed_table::csv(&table)?.trim_end()),
+        TableFormat::Latex => out!("{}", seed_table::latex(&table)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the row of a run in the list. A run is named by its path below `folder`.
 fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
     let below = workdir.strip_prefix(folder).ok().filter(|path| !path.as_os_str().is_empty());
     let state = if overview.collapsed {
@@ -93,18 +154,20 @@ fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
     ]
 }
 
-/// Prints the table with aligned columns.
-fn print_aligned(rows: &[[String; 8]]) {
-    let headings = HEADINGS.map(String::from);
-    let mut widths = [0; 8];
-    for row in std::iter::once(&headings).chain(rows) {
+/// Prints rows of the same length, the first of which are headings, with aligned columns.
+fn print_aligned(rows: &[Vec<String>]) {
+    let mut widths: Vec<usize> = Vec::new();
+    for row in rows {
+        widths.resize(row.len(), 0);
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.chars().count().max(*width);
         }
     }
-    for row in std::iter::once(&headings).chain(rows) {
-        let cells: Vec<String> =
-            row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+    for row in rows {
+        let mut cells = Vec::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            cells.push(format!("{cell:<width$}"));
+        }
         out!("{}", cells.join("  ").trim_end());
     }
 }

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::optim::ClipRule;
-use crate::schedule::Duration;
+use crate::schedule::{Duration, Length};
 use crate::step::precision::Precision;
 
 /// The optimizer and the length of the run.
@@ -13,8 +13,10 @@ use crate::step::precision::Precision;
 pub struct OptimConfig {
     /// Number of images in a step, over all ranks.
     pub batch_size: usize,
-    /// Length of the run.
-    pub length: Duration,
+    /// Length of the run. Minutes become steps before the run begins: a few steps are timed on its
+    /// images, and the plan has their number, so that a resumed run and one with the same plan take
+    /// as many. Checkpoints and probes take time in addition.
+    pub length: Length,
     /// Update rule of the parameters; AdamW by default.
     #[serde(default)]
     pub algorithm: Algorithm,

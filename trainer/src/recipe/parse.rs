@@ -68,7 +68,7 @@ fn replace_model(recipe: &mut toml::Table, read_model: ReadModel<'_>) -> Result<
 }
 
 /// Units of a length of time, which has exactly one.
-const UNITS: [&str; 4] = ["steps", "epochs", "samples", "percent"];
+const UNITS: [&str; 5] = ["steps", "epochs", "samples", "percent", "minutes"];
 
 /// Returns the key of an override such as `optim.lr=1e-3`.
 pub(super) fn override_key(entry: &str) -> &str {

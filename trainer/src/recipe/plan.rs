@@ -50,6 +50,9 @@ pub struct Plan {
     /// Steps at the beginning over which the backbone of the trained network is frozen.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub frozen_backbone_steps: u64,
+    /// Minutes from which the number of steps was measured, if the recipe gave them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minutes: Option<f64>,
     /// Worker threads of a rank: the order in which their gradients are summed is part of the
     /// result.
     pub n_workers: usize,
@@ -255,6 +258,19 @@ impl Plan {
         match self.recipe.optim.micro_batches {
             0 => self.world_size / greatest_common_divisor(self.world_size, n_groups) * n_groups,
             n => n,
+        }
+    }
+
+    /// Checks that the number of steps is known.
+    ///
+    /// # Errors
+    /// [`TrainError::Recipe`] for a length in minutes that was not measured.
+    pub(crate) fn check_measured(&self) -> Result<(), TrainError> {
+        match self.recipe.optim.length.minutes() {
+            Some(minutes) => Err(self.recipe.error(format!(
+                "optim.length: {minutes} minutes have to be measured in steps before the run begins"
+            ))),
+            None => Ok(()),
         }
     }
 

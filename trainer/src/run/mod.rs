@@ -11,6 +11,7 @@ pub(crate) mod health;
 pub(crate) mod heartbeat;
 mod job;
 mod journal;
+mod length;
 mod metrics;
 mod pace;
 mod rank;
@@ -25,7 +26,9 @@ pub use duration::{format_duration, format_time};
 pub use health::Concern;
 pub use heartbeat::host_name;
 pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress, Quiet};
+pub use length::{MeasuredLength, measure_length};
 pub use pace::Pace;
+pub use workdir::recorded_plan;
 
 use std::io;
 use std::path::Path;

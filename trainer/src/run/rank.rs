@@ -58,6 +58,7 @@ impl<'a> Run<'a> {
         comm: Communicator,
         observer: &mut dyn Observer,
     ) -> Result<Self, TrainError> {
+        job.plan.check_measured()?;
         let warn = &mut |message: &str| observer.warned(message);
         let allowed = AllowedDifferences { lengthen: job.lengthen, forked_step: job.forked_step };
         let (plan, lock) = workdir::agree(job.workdir, job.plan, allowed, &comm, warn)?;

@@ -110,6 +110,18 @@ fn newest_plan(workdir: &Path, forked_step: Option<u64>) -> Option<(u64, Plan)> 
     (forked_step != Some(manifest.step)).then_some((manifest.step, manifest.plan))
 }
 
+/// Returns the plan of the run in `workdir`, from its file or else from its newest checkpoint; `None`
+/// if there is no run, or nothing but the checkpoint of another run after `forked_step` steps.
+///
+/// # Errors
+/// [`TrainError::Io`], and [`TrainError::Recipe`] for a plan of another release.
+pub fn recorded_plan(workdir: &Path, forked_step: Option<u64>) -> Result<Option<Plan>, TrainError> {
+    if let Some((_, plan)) = read_plan(workdir)? {
+        return Ok(Some(plan));
+    }
+    Ok(newest_plan(workdir, forked_step).map(|(_, plan)| plan))
+}
+
 /// Checks that `plan` equals `known`, the plan of `workdir`.
 fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> {
     if known.views_version != plan.views_version {
@@ -128,9 +140,12 @@ fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> 
 }
 
 /// Sets what a resumed run takes from `previous`, the plan of the run so far: the number of
-/// workers, if the recipe leaves it open, and the weights that the run began with. Warns of changes
-/// that make results differ by rounding.
+/// workers, if the recipe leaves it open, the minutes from which its length was measured, and the
+/// weights that the run began with. Warns of changes that make results differ by rounding.
 fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str)) {
+    if plan.total_steps == previous.total_steps {
+        plan.minutes = previous.minutes;
+    }
     if plan.recipe.run.workers == 0 && plan.world_size == previous.world_size {
         plan.n_workers = previous.n_workers;
     }

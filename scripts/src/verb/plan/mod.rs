@@ -23,7 +23,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     flags::check(args)?;
     let PlanRequest { model, divided, plan } = read_request(args)?;
     let recipe = plan.as_ref().map(|plan| &plan.recipe);
-    let steps = plan.as_ref().map(|plan| plan.total_steps);
+    // Minutes become steps only where the run begins.
+    let has_known_length = recipe.is_some_and(|recipe| recipe.optim.length.minutes().is_none());
+    let steps = plan.as_ref().filter(|_| has_known_length).map(|plan| plan.total_steps);
     let is_this_machine = hardware::is_this_machine(args);
     let ranks: &[usize] = match args.ranks.as_slice() {
         [] if is_this_machine => &[1],

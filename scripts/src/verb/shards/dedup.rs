@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use augment::Rgb8;
 use pipeline::Storage;
-use prep::dedup::{Copies, CopyRules, MOST_DISTANCE, find_copies};
+use prep::dedup::{Copies, CopyRules, MOST_DISTANCE, check_removal, find_copies};
 use report::picture::sheets;
 use serde_json::json;
 
@@ -23,21 +23,27 @@ const MAX_SHOWN_COPIES: usize = 7;
 /// Flags of `shards dedup`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli shards dedup data/ --out checked/\n  ocelli shards dedup data/ \
-        --against test/ --remove --out unique/\n  ocelli shards dedup data/ --out checked/ --part 3/16\n  \
-        ocelli shards dedup data/ --out checked/ --join 16")]
+        --against test/ --remove --out unique/\n  ocelli shards dedup photos/ --prefer photos/originals/ \
+        --out checked/\n  ocelli shards dedup data/ --out checked/ --part 3/16\n  ocelli shards dedup data/ \
+        --out checked/ --join 16")]
 pub(crate) struct Args {
     #[command(flatten)]
     flags: RewriteFlags,
-    /// Shards to compare against, such as test sets that must stay unseen. Samples near one of
-    /// theirs also count as copies.
+    /// Shards or folders of images to compare against, such as test sets that must stay unseen.
+    /// Samples near one of theirs also count as copies.
     #[arg(long, num_args = 1..)]
     against: Vec<String>,
+    /// Folders or shards of the set from which to keep exact copies, the most preferred first. Of
+    /// near copies, the one with the most pixels is kept.
+    #[arg(long, num_args = 1.., value_name = "FOLDER|SHARD")]
+    prefer: Vec<String>,
     /// Maximum number of bits, out of 64, in which the hashes of near copies differ; 0 finds only
     /// exact copies.
     #[arg(long, default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(0..=i64::from(MOST_DISTANCE)))]
     max_distance: u32,
-    /// Also write the shards without the copies, under the same names.
+    /// Also write the shards without the copies, under the same names. A folder of images has to be
+    /// packed first.
     #[arg(long)]
     remove: bool,
     #[command(flatten)]
@@ -45,14 +51,20 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let rules = CopyRules { against: &args.against, max_distance: args.max_distance };
-    let share = find_copies(&args.flags.job(), &rules, args.parts.work(), storage, &StageBar::new())?;
+    let job = args.flags.job();
+    if args.remove {
+        check_removal(job.shards)?;
+    }
+    let rules =
+        CopyRules { against: &args.against, max_distance: args.max_distance, preferred: &args.prefer };
+    let share = find_copies(&job, &rules, args.parts.work(), storage, &StageBar::new())?;
     let Some(copies) = result_of_all(share) else { return Ok(ExitCode::SUCCESS) };
     let n_samples = copies.n_samples();
     let n_exact = copies.n_exact();
     let n_near = copies.n_near();
     out!("{n_samples} samples: {n_exact} exact and {n_near} near copies");
-    out!("report: {}", copies.list_path().display());
+    out!("copies: {}", copies.list_path().display());
+    out!("samples to keep: {}", copies.kept_path().display());
     let picture = args.flags.out.join("copies.png");
     if draw_groups(&picture, &copies)? {
         out!("groups: {} (the kept image is framed in green)", picture.display());

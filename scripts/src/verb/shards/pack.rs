@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use pipeline::ColumnNames;
 use pipeline::shard::write::ShardLimits;
-use prep::names::shard_list;
+use prep::names::{shard_list, shard_pattern};
 use prep::pack::{PackJob, Packed, no_images, pack};
 use prep::parts::Work;
 use prep::urls::{PackedUrls, WebRules, pack_urls};
@@ -31,8 +31,8 @@ pub(crate) struct Args {
     /// Prefix of the shard names.
     #[arg(long, default_value = "train")]
     prefix: String,
-    /// Maximum number of samples per shard.
-    #[arg(long, default_value_t = 10_000)]
+    /// Maximum number of samples per shard, at least 1.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     samples_per_shard: u64,
     /// Maximum size of a shard in bytes, counting image files; 0 for no limit. Ignored with --urls,
     /// where only the number of samples counts.
@@ -67,11 +67,13 @@ struct WebFlags {
     #[arg(long, help_heading = "From the web")]
     urls: bool,
     /// Number of images to fetch at a time.
-    #[arg(long, default_value_t = 64, requires = "urls", help_heading = "From the web")]
-    connections: usize,
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..),
+        requires = "urls", help_heading = "From the web")]
+    connections: u32,
     /// Number of images to fetch from one server at a time.
-    #[arg(long, default_value_t = 8, requires = "urls", help_heading = "From the web")]
-    per_host: usize,
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..),
+        requires = "urls", help_heading = "From the web")]
+    per_host: u32,
     /// Number of retries per image.
     #[arg(long, default_value_t = 2, requires = "urls", help_heading = "From the web")]
     retries: u32,
@@ -133,7 +135,7 @@ fn run_files(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
 }
 
 fn print_packed(args: &Args, packed: &Packed) {
-    let Packed { n_samples, n_classes, n_shards, shards, n_existing, .. } = packed;
+    let Packed { n_samples, n_classes, n_shards, shards, n_empty, n_existing, .. } = packed;
     let existing =
         if *n_existing > 0 { format!(", {n_existing} of them already done") } else { String::new() };
     let work = args.parts.work();
@@ -141,13 +143,19 @@ fn print_packed(args: &Args, packed: &Packed) {
         Work::Part(part) => out!(
             "part {part}: {n_samples} samples of {n_classes} class(es) in {} of {n_shards} \
              shard(s){existing}",
-            shards.len()
+            shards.len() - n_empty
         ),
-        Work::Join(_) => out!("{n_samples} samples of {n_classes} class(es) in {n_shards} shard(s):"),
-        Work::Whole => out!("{n_samples} samples of {n_classes} class(es) in {n_shards} shard(s){existing}:"),
+        Work::Join(_) => {
+            let n_written = n_shards - n_empty;
+            out!("{n_samples} samples of {n_classes} class(es) in {n_written} shard(s):");
+        }
+        Work::Whole => {
+            let n_written = n_shards - n_empty;
+            out!("{n_samples} samples of {n_classes} class(es) in {n_written} shard(s){existing}:");
+        }
     }
     if !matches!(work, Work::Part(_)) {
-        out!("{}", shard_list(&args.out, &args.prefix, *n_shards));
+        out!("{}", names_of_shards(args, *n_shards, *n_empty));
     }
     packed.report();
     if args.json {
@@ -155,10 +163,18 @@ fn print_packed(args: &Args, packed: &Packed) {
     }
 }
 
+/// Names the shards of the job, `n_empty` of whose `n_shards` are left out.
+fn names_of_shards(args: &Args, n_shards: usize, n_empty: usize) -> String {
+    if n_empty > 0 {
+        return shard_pattern(&args.out, &args.prefix);
+    }
+    shard_list(&args.out, &args.prefix, n_shards)
+}
+
 fn run_urls(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
     let web = WebRules {
-        connections: args.web.connections,
-        per_host: args.web.per_host,
+        connections: args.web.connections as usize,
+        per_host: args.web.per_host as usize,
         retries: args.web.retries,
         timeout_s: args.web.timeout_s,
         max_mb: args.web.max_mb,
@@ -179,17 +195,17 @@ fn run_urls(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
 
 /// Prints the counts of this command's share, and how to retry the rows that have failed.
 fn print_urls(args: &Args, packed: &PackedUrls) {
-    let PackedUrls { n_fetched, n_failed, seconds, n_rows, n_failed_in_all, n_shards, shards, .. } = packed;
+    let PackedUrls { n_fetched, n_failed, seconds, n_rows, n_failed_in_all, n_shards, n_empty, .. } = packed;
     out!(
         "{n_fetched} images fetched, {n_failed} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
         packed.bytes as f64 / 1e6,
         *n_fetched as f64 / seconds
     );
     if let Work::Part(part) = args.parts.work() {
-        let n_written = shards.len();
+        let n_written = packed.shards.len() - n_empty;
         out!("part {part}: {n_written} of {n_shards} shard(s); {n_failed_in_all} of {n_rows} rows failed");
     } else {
-        out!("{}", shard_list(&args.out, &args.prefix, *n_shards));
+        out!("{}", names_of_shards(args, *n_shards, *n_empty));
     }
     if let Some(list) = &packed.failures
         && *n_failed_in_all > 0

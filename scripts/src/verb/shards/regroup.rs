@@ -54,8 +54,8 @@ pub(crate) struct ReshardArgs {
 pub(crate) struct SplitArgs {
     #[command(flatten)]
     common: Common,
-    /// Name and share of a part, such as train=0.9; shares are relative. If samples have labels,
-    /// the split is stratified by class.
+    /// Name and share of a part, such as train=0.9; shares that do not add up to 1 are scaled. If
+    /// samples have labels, the split is stratified by class.
     #[arg(long = "part", required = true, num_args = 1..)]
     parts: Vec<String>,
     /// Seed for the split.

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long)]
     recipe: Option<String>,
     /// Number of images, spread evenly over the shards.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     count: u64,
     /// Tile size, in pixels.
     #[arg(long, default_value_t = 96, value_parser = clap::value_parser!(u32).range(16..=512),

@@ -13,13 +13,13 @@ pub(crate) struct Args {
     #[arg(long)]
     out: PathBuf,
     /// Number of images.
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..))]
     count: u64,
     /// Seed for the images.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Side of the images, in pixels.
-    #[arg(long, default_value_t = 48)]
+    #[arg(long, default_value_t = 48, value_parser = clap::value_parser!(u32).range(1..))]
     size_px: u32,
     /// Prefix of the shard names.
     #[arg(long, default_value = "train")]

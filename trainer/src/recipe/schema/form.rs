@@ -87,9 +87,13 @@ impl Form {
     /// Describes the form in a sentence, with an example where necessary.
     pub(super) fn example(&self) -> String {
         match self {
-            Self::OneOf(_) => "a length of time such as { epochs = 3 }, { steps = 500 }, { samples = 1e6 } \
-                or { percent = 5 }"
-                .into(),
+            Self::OneOf(fields) => {
+                // Minutes are measured for the run alone, which is no percentage of itself.
+                let is_of_run = fields.iter().any(|field| field.name == "minutes");
+                let last = if is_of_run { "{ minutes = 30 }" } else { "{ percent = 5 }" };
+                let others = "{ epochs = 3 }, { steps = 500 }, { samples = 1e6 }";
+                format!("a length of time such as {others} or {last}")
+            }
             Self::List(item, Some(2)) if **item == (Self::Number { is_single: false }) => {
                 "two numbers, [start, end] or [smallest, largest]".into()
             }
