@@ -226,6 +226,7 @@ fn train_code(error: &TrainError) -> u8 {
     match error {
         TrainError::Recipe { .. }
         | TrainError::RecipeMismatch { .. }
+        | TrainError::OtherMethod { .. }
         | TrainError::DataMismatch { .. }
         | TrainError::ViewsMismatch { .. }
         | TrainError::RanksDiffer { .. }

@@ -11,10 +11,10 @@ use super::{
 #[cfg(test)]
 use super::{toy, toymasked};
 
-/// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its
-/// module.
+/// Declares [`MethodConfig`] with a variant for each method: its documentation, its name, its module
+/// and its name in publications.
 macro_rules! methods {
-    ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident,)*) => {
+    ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident $title:literal,)*) => {
         /// A method, as a recipe writes it under `[method]`.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
         #[serde(tag = "name", rename_all = "snake_case")]
@@ -30,6 +30,13 @@ macro_rules! methods {
             pub fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
                 match self {
                     $($(#[cfg($cfg)])? Self::$name(config) => config.build(cx),)*
+                }
+            }
+
+            /// Returns the name of the method as publications write it.
+            pub fn title(&self) -> &'static str {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(_) => $title,)*
                 }
             }
 
@@ -65,30 +72,30 @@ macro_rules! methods {
 
 methods! {
     /// Self-distillation with no labels.
-    Dino => dino,
+    Dino => dino "DINO",
     /// Self-distillation of views and masked patches, with a regularizer that spreads embeddings.
-    Dinov2 => dinov2,
+    Dinov2 => dinov2 "DINOv2",
     /// Self-distillation of views and masked patches, with Gram anchoring, which preserves
     /// similarities between patches.
-    Dinov3 => dinov3,
+    Dinov3 => dinov3 "DINOv3",
     /// Distillation of a frozen network that DINOv3 or DINOv2 trained, with its heads.
-    Dinov3Distillation => dinov3distillation,
+    Dinov3Distillation => dinov3distillation "DINOv3's distillation",
     /// Distillation of a frozen network.
-    Distillation => distillation,
+    Distillation => distillation "distillation",
     /// Self-distillation of views and masked patches.
-    Ibot => ibot,
+    Ibot => ibot "iBOT",
     /// Joint embeddings that are normally distributed.
-    Lejepa => lejepa,
+    Lejepa => lejepa "LeJEPA",
     /// Momentum contrast.
-    MocoV3 => mocov3,
+    MocoV3 => mocov3 "MoCo v3",
     /// Contrast between views.
-    Simclr => simclr,
+    Simclr => simclr "SimCLR",
     /// Swapped assignments between views.
-    Swav => swav,
+    Swav => swav "SwAV",
     /// Prediction of the scores of other views: for tests.
     #[cfg(test)]
-    Toy => toy,
+    Toy => toy "toy",
     /// Prediction of masked patches: for tests.
     #[cfg(test)]
-    ToyMasked => toymasked,
+    ToyMasked => toymasked "masked toy",
 }
