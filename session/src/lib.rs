@@ -71,7 +71,7 @@ pub use data::{open_local, open_sampled};
 pub use error::SessionError;
 pub use evaluated_network::{EvaluatedNetwork, NetworkSettings, check_pixel_values, find_workdir};
 pub use frozen::open as open_frozen;
-pub use initial::{Initial, model as initial_model};
+pub use initial::{Initial, check_weights as check_initial_weights, model as initial_model};
 pub use network::{Backbone, model_of};
 pub use probe::ScoringProbe;
 pub use stages::{Connected, Fitted, Resolved, Session, check_types, plan_alone, plan_on_ranks};
