@@ -60,6 +60,7 @@ fn session_code(error: &SessionError) -> u8 {
         SessionError::Io { .. }
         | SessionError::FileSystem { .. }
         | SessionError::CheckpointRemoved { .. }
+        | SessionError::UnusableImages { .. }
         | SessionError::ForkCopy { .. } => DATA,
         SessionError::NoShards
         | SessionError::RemoteShards
@@ -81,6 +82,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::Sources { .. }
         | SessionError::ImageWeight { .. }
         | SessionError::NoImageWeights { .. }
+        | SessionError::PixelSettings { .. }
         | SessionError::DeviceType { .. }
         | SessionError::Groups { .. }
         | SessionError::Kernels { .. }

@@ -62,6 +62,7 @@ mod initial;
 mod ledger;
 pub mod machine;
 mod network;
+mod pixels;
 mod probe;
 mod stages;
 mod stored;

@@ -31,6 +31,7 @@ use ranks::topology::Sharding;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
+pub use self::channels::{MissingSetting, PixelFacts, describe_missing};
 use self::optim::OptimConfig;
 use self::parse::override_key;
 use self::schema::Form;
