@@ -11,6 +11,7 @@ mod cluster;
 mod curation;
 mod evaluation_flags;
 mod exit;
+mod guesses;
 mod initial;
 mod memory;
 mod network_flags;
@@ -108,7 +109,10 @@ pub fn main() -> ExitCode {
     let received = Arc::new(AtomicBool::new(false));
     let _ = register(SIGXFSZ, received);
     exit_when_threads_are_exhausted();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return show_usage(&error),
+    };
     console::set_flags(cli.console);
     if let Err(error) = check_address_space() {
         console::say(format!("error: {error}"));
@@ -121,6 +125,27 @@ pub fn main() -> ExitCode {
             exit::exit_code(&error)
         }
     }
+}
+
+/// Shows an error of the command line, or the help or the version that it asks for.
+fn show_usage(error: &clap::Error) -> ExitCode {
+    match answer_usage(error, &console::command_line()) {
+        Some(answer) => {
+            console::say(format!("error: {answer}"));
+            ExitCode::from(exit::CONFIGURATION)
+        }
+        None => error.exit(),
+    }
+}
+
+/// Returns the answer to a mistake in the command line `words`, if it is a common one.
+fn answer_usage(error: &clap::Error, words: &[String]) -> Option<String> {
+    if !error.use_stderr() {
+        return None;
+    }
+    let mut program = Cli::command();
+    program.build();
+    guesses::answer_usage(error, words, &program, &recipes::names())
 }
 
 /// Result of a command that was run by [`run_within`].
@@ -152,7 +177,10 @@ pub fn run_within(
     command.extend(args);
     let cli = match Cli::try_parse_from(&command) {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() => return Err(error.to_string().trim_end().to_string()),
+        Err(error) if error.use_stderr() => {
+            let answer = answer_usage(&error, &command);
+            return Err(answer.unwrap_or_else(|| error.to_string().trim_end().to_string()));
+        }
         // Help and version.
         Err(error) => return Ok(Answer { output: error.to_string(), is_stopped: false }),
     };

@@ -11,10 +11,10 @@ use super::{
 #[cfg(test)]
 use super::{toy, toymasked};
 
-/// Declares [`MethodConfig`] with a variant for each method: its documentation, its name, its module
-/// and its name in publications.
+/// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its
+/// module.
 macro_rules! methods {
-    ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident $title:literal,)*) => {
+    ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident,)*) => {
         /// A method, as a recipe writes it under `[method]`.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
         #[serde(tag = "name", rename_all = "snake_case")]
@@ -36,7 +36,7 @@ macro_rules! methods {
             /// Returns the name of the method as publications write it.
             pub fn title(&self) -> &'static str {
                 match self {
-                    $($(#[cfg($cfg)])? Self::$name(_) => $title,)*
+                    $($(#[cfg($cfg)])? Self::$name(_) => $module::Config::TITLE,)*
                 }
             }
 
@@ -72,30 +72,30 @@ macro_rules! methods {
 
 methods! {
     /// Self-distillation with no labels.
-    Dino => dino "DINO",
+    Dino => dino,
     /// Self-distillation of views and masked patches, with a regularizer that spreads embeddings.
-    Dinov2 => dinov2 "DINOv2",
+    Dinov2 => dinov2,
     /// Self-distillation of views and masked patches, with Gram anchoring, which preserves
     /// similarities between patches.
-    Dinov3 => dinov3 "DINOv3",
+    Dinov3 => dinov3,
     /// Distillation of a frozen network that DINOv3 or DINOv2 trained, with its heads.
-    Dinov3Distillation => dinov3distillation "DINOv3's distillation",
+    Dinov3Distillation => dinov3distillation,
     /// Distillation of a frozen network.
-    Distillation => distillation "distillation",
+    Distillation => distillation,
     /// Self-distillation of views and masked patches.
-    Ibot => ibot "iBOT",
+    Ibot => ibot,
     /// Joint embeddings that are normally distributed.
-    Lejepa => lejepa "LeJEPA",
+    Lejepa => lejepa,
     /// Momentum contrast.
-    MocoV3 => mocov3 "MoCo v3",
+    MocoV3 => mocov3,
     /// Contrast between views.
-    Simclr => simclr "SimCLR",
+    Simclr => simclr,
     /// Swapped assignments between views.
-    Swav => swav "SwAV",
+    Swav => swav,
     /// Prediction of the scores of other views: for tests.
     #[cfg(test)]
-    Toy => toy "toy",
+    Toy => toy,
     /// Prediction of masked patches: for tests.
     #[cfg(test)]
-    ToyMasked => toymasked "masked toy",
+    ToyMasked => toymasked,
 }

@@ -7,13 +7,6 @@ use super::schema::{Form, mistakes};
 /// Value of `model.arch`, or of `model`, for the backbone of the weights that a run starts with.
 const FROM_INIT: &str = "from_init";
 
-/// Value of `model.arch` for transformers; all other backbones are convolutional.
-const TRANSFORMER: &str = "vit";
-
-/// Advice for weights of a convolutional network in a recipe that needs a transformer.
-pub(crate) const CONTINUE_CONVOLUTIONAL: &str = "Continue from them with LeJEPA, which masks no patches: \
-    --recipe lejepa_vits16 --set model=from_init, with the same --init";
-
 /// Keys of the plan of a run that a recipe does not have.
 const PLAN_KEYS: [&str; 2] = ["total_steps", "world_size"];
 
@@ -44,7 +37,7 @@ pub(super) fn parse_recipe<T: DeserializeOwned>(
         set(&mut table, entry)?;
     }
     if let Some(read_model) = read_model {
-        replace_model(&mut table, form, read_model)?;
+        replace_model(&mut table, read_model)?;
     }
     match mistakes(&table, form).as_slice() {
         [] => {}
@@ -54,10 +47,10 @@ pub(super) fn parse_recipe<T: DeserializeOwned>(
     T::deserialize(table).map_err(|error| error.to_string().trim_end().to_string())
 }
 
-/// Replaces the model of `recipe`, which is of `form`, by that of the weights that it starts with,
-/// if `model.arch` is [`FROM_INIT`].
-fn replace_model(recipe: &mut toml::Table, form: &Form, read_model: ReadModel<'_>) -> Result<(), String> {
-    let replaced_keys: toml::Table = match recipe.get("model") {
+/// Replaces the model of `recipe` by that of the weights that it starts with, if `model.arch` is
+/// [`FROM_INIT`].
+fn replace_model(recipe: &mut toml::Table, read_model: ReadModel<'_>) -> Result<(), String> {
+    let replaced_keys = match recipe.get("model") {
         Some(toml::Value::String(name)) if name == FROM_INIT => toml::Table::new(),
         Some(toml::Value::Table(model))
             if model.get("arch").and_then(|arch| arch.as_str()) == Some(FROM_INIT) =>
@@ -69,29 +62,9 @@ fn replace_model(recipe: &mut toml::Table, form: &Form, read_model: ReadModel<'_
     };
     let weights = recipe.get("init").and_then(|init| init.get("weights")).and_then(|path| path.as_str());
     let mut model = read_model(weights)?;
-    let arch = model.get("arch").and_then(|arch| arch.as_str()).unwrap_or_default();
-    if arch != TRANSFORMER {
-        check_convolutional(arch, &replaced_keys, form)?;
-    }
     model.extend(replaced_keys);
     recipe.insert("model".into(), model.into());
     Ok(())
-}
-
-/// Checks that the backbone `arch`, which is convolutional, has the `keys` that the recipe sets: a
-/// recipe for transformers sets others.
-///
-/// # Errors
-/// A message with a key that it does not have, and the command that continues from such weights.
-fn check_convolutional(arch: &str, keys: &toml::Table, form: &Form) -> Result<(), String> {
-    let known = form.keys_of_variant("model", arch);
-    match keys.keys().find(|key| !known.contains(&key.as_str())) {
-        Some(key) => Err(format!(
-            "the weights are convolutional (model.arch = \"{arch}\"), but this recipe is for transformers: it \
-             sets model.{key}. {CONTINUE_CONVOLUTIONAL}"
-        )),
-        None => Ok(()),
-    }
 }
 
 /// Units of a length of time, which has exactly one.
@@ -261,6 +234,8 @@ warmup = { steps = 1 }
             );
         }
         assert!(parse_error(RECIPE, &["method.name=dion"]).contains("did you mean dino?"));
+        assert_eq!(parse_error(RECIPE, &["lr=1"]), "unknown key lr: did you mean optim.lr?");
+        assert_eq!(parse_error(RECIPE, &["train.lr=1"]), "unknown key train: did you mean optim.lr?");
         let reason = parse_error(RECIPE, &["optim.batch_size=0.5"]);
         assert_eq!(reason, "optim.batch_size = 0.5 must be a whole number of 0 or more");
     }

@@ -55,16 +55,6 @@ impl Form {
         Self::read(&schema, &schema["$defs"])
     }
 
-    /// Returns the names of the keys of the variant `name` of the section `section`, without the tag.
-    pub(crate) fn keys_of_variant(&self, section: &str, name: &str) -> Vec<&str> {
-        let Self::Section(sections) = self else { return Vec::new() };
-        let found = sections.iter().find(|field| field.name == section);
-        let Some(Field { form: Self::Choice { variants, .. }, .. }) = found else { return Vec::new() };
-        let variant = variants.iter().find(|variant| variant.name == name);
-        let fields = variant.map(|variant| variant.fields.as_slice()).unwrap_or_default();
-        fields.iter().map(|field| field.name.as_str()).collect()
-    }
-
     /// Describes the form.
     pub(super) fn describe(&self) -> String {
         match self {
