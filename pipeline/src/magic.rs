@@ -88,9 +88,9 @@ pub fn recognize(start: &[u8]) -> Option<FileFormat> {
     if is_safetensors(start) {
         return Some(FileFormat { name: "a safetensors file", kind: FileKind::Weights });
     }
-    for Signature { beginning, name, kind } in &SIGNATURES {
-        if start.starts_with(beginning) {
-            return Some(FileFormat { name, kind: *kind });
+    for known in &SIGNATURES {
+        if start.starts_with(known.beginning) {
+            return Some(FileFormat { name: known.name, kind: known.kind });
         }
     }
     if let Some(name) = image_with_length(start) {
@@ -119,14 +119,14 @@ pub fn recognize_file(path: &Path) -> Option<FileFormat> {
 
 /// Recognizes the formats of images whose beginning contains a length.
 fn image_with_length(start: &[u8]) -> Option<&'static str> {
-    if start.starts_with(b"RIFF") && start.get(8..12) == Some(b"WEBP") {
+    if start.starts_with(b"RIFF") && has_at(start, 8, b"WEBP") {
         return Some("a WebP image");
     }
     // Two reserved numbers follow the length.
-    if start.starts_with(b"BM") && start.get(6..10) == Some(&[0; 4]) {
+    if start.starts_with(b"BM") && has_at(start, 6, &[0; 4]) {
         return Some("a BMP image");
     }
-    if start.get(4..8) != Some(b"ftyp") {
+    if !has_at(start, 4, b"ftyp") {
         return None;
     }
     match start.get(8..12)? {
@@ -134,6 +134,11 @@ fn image_with_length(start: &[u8]) -> Option<&'static str> {
         b"heic" | b"heix" | b"mif1" | b"msf1" => Some("a HEIC image"),
         _ => None,
     }
+}
+
+/// Returns whether `start` has `bytes` at `offset`.
+fn has_at(start: &[u8], offset: usize, bytes: &[u8]) -> bool {
+    start.get(offset..).is_some_and(|rest| rest.starts_with(bytes))
 }
 
 /// Returns whether a length of eight bytes and a table in JSON follow one another.

@@ -64,8 +64,12 @@ pub fn find_unusable(dataset: &Dataset, rules: &DecodeRules) -> Option<Unusable>
 }
 
 /// Measures the constants of a few images of `dataset`, spread evenly; `None` if one of them cannot
-/// be decoded by `rules`, or has a channel without data or of one value only.
+/// be decoded by `rules`, if a channel has no data or one value only, or if shards would have to be
+/// fetched for it.
 pub fn measure_constants(dataset: &Dataset, rules: &DecodeRules) -> Option<Constants> {
+    if !dataset.is_local() {
+        return None;
+    }
     let mut rules = *rules;
     if let Some(no_data) = &mut rules.no_data {
         no_data.fill = Fill::Missing;

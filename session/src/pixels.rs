@@ -44,14 +44,15 @@ pub(crate) fn check_pixels(
         return Ok(());
     }
     let n_initial_channels = initial_channels(recipe, initial);
-    let constants = measure_constants(dataset, &DecodeRules { format, ..rules });
-    let n_measured = constants.as_ref().map(|constants| constants.n_images);
-    let normalization = constants.map(|constants| Normalization { mean: constants.mean, std: constants.std });
-    let facts = PixelFacts { format, n_initial_channels, constants: normalization.as_ref() };
-    let missing = recipe.missing_settings(&facts);
-    if missing.is_empty() {
+    let mut facts = PixelFacts { format, n_initial_channels, constants: None };
+    if recipe.missing_settings(&facts).is_empty() {
         return Ok(());
     }
+    let measured = measure_constants(dataset, &DecodeRules { format, ..rules });
+    let n_measured = measured.as_ref().map(|constants| constants.n_images);
+    let constants = measured.map(|constants| Normalization { mean: constants.mean, std: constants.std });
+    facts.constants = constants.as_ref();
+    let missing = recipe.missing_settings(&facts);
     let reason = match &unusable {
         Some(Unusable { n_images, reason, .. }) => format!(
             "none of {n_images} inspected images can be used: {reason}, but recipe {} reads {}",
