@@ -99,8 +99,13 @@ impl Recipe {
 
 /// Writes numbers as a list of TOML without spaces, which shells would separate.
 fn list(values: &[f32]) -> String {
-    let values: Vec<String> = values.iter().map(|value| format!("{value:.4}")).collect();
+    let values: Vec<String> = values.iter().map(|value| with_four_digits(*value)).collect();
     format!("[{}]", values.join(","))
+}
+
+/// Writes a number with four digits, after the point unless it is small.
+fn with_four_digits(value: f32) -> String {
+    if value == 0.0 || value.abs() >= 0.01 { format!("{value:.4}") } else { format!("{value:.3e}") }
 }
 
 /// Checks that constants and backbones of `recipe` are for the channels of its data, and that
