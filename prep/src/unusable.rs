@@ -122,8 +122,8 @@ impl Flaw {
     }
 }
 
-/// Describes the bytes of a file in `format`, with a remedy; `None` for an image of a format that is
-/// read.
+/// Describes the bytes of a file in `format`, with a remedy; `None` for an image of a format that
+/// is read.
 fn describe_content(format: FileFormat) -> Option<&'static str> {
     match (format.kind, format.name) {
         (FileKind::Image, "a HEIC image") => Some("is a HEIC image, which is not read: convert it to JPEG"),

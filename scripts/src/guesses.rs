@@ -788,8 +788,8 @@ pub(crate) fn is_recipe_of_other_tools(name: &str) -> bool {
     has_extension(name, &OTHER_RECIPES)
 }
 
-/// Returns the recipes that `name` may mean: the one that is written differently, those of a family,
-/// the most similar ones, or those that contain the name.
+/// Returns the recipes that `name` may mean: the one that is written differently, those of a
+/// family, the most similar ones, or those that contain the name.
 fn nearest_recipes<'a>(name: &str, recipes: &[&'a str]) -> Vec<&'a str> {
     let name = name.trim_end_matches(".toml").to_lowercase().replace(['-', ' '], "_");
     let same: Vec<&str> = recipes.iter().copied().filter(|recipe| *recipe == name).collect();

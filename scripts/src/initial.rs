@@ -42,8 +42,8 @@ impl InitialFlags {
     }
 }
 
-/// Returns the facts about the initial weights of a run that `flags` state. The values of pixels are
-/// stated by the recipe.
+/// Returns the facts about the initial weights of a run that `flags` state. The values of pixels
+/// are stated by the recipe.
 pub(crate) fn hints_for_run(flags: &WeightFlags) -> anyhow::Result<Hints> {
     if flags.values.is_given() {
         bail!(

@@ -79,7 +79,8 @@ fn convolutional_name(model: &ModelConfig) -> Option<&'static str> {
     }
 }
 
-/// Checks that the settings of `--set` have keys that a recipe may have, as far as others are known.
+/// Checks that the settings of `--set` have keys that a recipe may have, as far as others are
+/// known.
 pub(crate) fn check_settings(overrides: &[String]) -> anyhow::Result<()> {
     match guesses::answer_settings(overrides) {
         Some(answer) => bail!("{answer}"),

@@ -1,5 +1,5 @@
-//! Check of the pixels of images against a recipe, before a run begins: everything that does not fit
-//! is named at once, with the flags that mend it.
+//! Check of the pixels of images against a recipe, before a run begins: everything that does not
+//! fit is named at once, with the flags that mend it.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Mistaken commands and their answers, as `mistakes.txt` lists them: commands as users of other
 //! tools type them, files that are something else, and weights, runs and images that do not fit.
 //!
-//! An entry is a line `$ ocelli …`, and a line with the exit code and the words that the answer must
-//! have, separated by bars. All commands are run in one folder.
+//! An entry is a line `$ ocelli …`, and a line with the exit code and the words that the answer
+//! must have, separated by bars. All commands are run in one folder.
 
 use std::fs;
 use std::path::Path;

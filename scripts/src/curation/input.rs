@@ -47,8 +47,8 @@ pub(crate) struct InputFlags {
 /// Flags for the other images.
 #[derive(clap::Args)]
 pub(crate) struct OtherFlags {
-    /// Images to compare with, such as queries or an evaluation set: shards, folders or image files.
-    /// Their features are computed with --checkpoint.
+    /// Images to compare with, such as queries or an evaluation set: shards, folders or image
+    /// files. Their features are computed with --checkpoint.
     #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER|IMAGE", requires = "checkpoint",
         required_unless_present = "like_features", conflicts_with = "like_features")]
     like: Vec<String>,

@@ -46,8 +46,8 @@ pub fn keys() -> Vec<Key> {
     schema::keys(form())
 }
 
-/// Returns the keys whose last part is `name`, with hyphens or underscores. Keys of a frozen teacher,
-/// which a run records from its weights, are left out.
+/// Returns the keys whose last part is `name`, with hyphens or underscores. Keys of a frozen
+/// teacher, which a run records from its weights, are left out.
 pub fn keys_named(name: &str) -> Vec<Key> {
     schema::keys_named(form(), name)
 }

@@ -93,8 +93,8 @@ pub(crate) fn keys(recipe: &Form) -> Vec<Key> {
     keys
 }
 
-/// Returns the keys of a recipe of this form whose last part is `name`, with hyphens or underscores.
-/// Keys of a frozen teacher, which a run records from its weights, are left out.
+/// Returns the keys of a recipe of this form whose last part is `name`, with hyphens or
+/// underscores. Keys of a frozen teacher, which a run records from its weights, are left out.
 pub(crate) fn keys_named(recipe: &Form, name: &str) -> Vec<Key> {
     let name = name.replace('-', "_").to_lowercase();
     let mut found = keys(recipe);
