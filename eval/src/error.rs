@@ -44,15 +44,14 @@ pub enum EvalError {
         splits: [String; 2],
     },
     /// No image can be decoded.
-    #[error(
-        "none of the {n_samples} images of {split} can be decoded; for shards, `ocelli shards verify` says \
-         why"
-    )]
+    #[error("none of the {n_samples} images of {split} can be decoded: {reason}")]
     NoImages {
         /// The set.
         split: String,
         /// Images of the set.
         n_samples: usize,
+        /// What a few of them have in common, or the reason of the first.
+        reason: String,
     },
     /// The network's features are not finite.
     #[error(

@@ -20,6 +20,7 @@ pub(crate) mod error;
 pub mod file;
 mod hash;
 pub mod identity;
+pub mod magic;
 mod progress;
 pub mod read;
 pub mod remote;

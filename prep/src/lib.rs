@@ -37,6 +37,7 @@ pub mod rewrite;
 pub mod samples;
 pub mod stats;
 pub mod synth;
+pub mod unusable;
 pub mod urls;
 pub mod verify;
 

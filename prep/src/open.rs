@@ -1,6 +1,6 @@
 //! Opening of shards, and of folders of images that are read in place, as one data set.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use augment::DecodeRules;
 use augment::facts::facts;
@@ -10,7 +10,7 @@ use pipeline::url::{is_parquet, is_shard};
 use pipeline::{ColumnNames, Dataset, PipelineError, SampleId, Shard, Source, Storage};
 
 use crate::error::PrepError;
-use crate::files::{SampleFile, extension, extensions, find_images, is_hidden, is_image, report_skipped};
+use crate::files::{extension, extensions, find_images, is_hidden, is_image, name_of, report_skipped};
 use crate::keys::Keys;
 use crate::order::shuffle;
 
@@ -44,6 +44,47 @@ pub fn open_shards(specs: &[String], storage: &Storage) -> Result<Vec<Shard>, Pr
         }
     }
     Ok(shards)
+}
+
+/// Opens the shards that `specs` name, the images of folders among them, and images that are single
+/// files, as queries are.
+///
+/// # Errors
+/// [`PrepError`] when one of them cannot be opened.
+pub fn open_with_files(specs: &[String], storage: &Storage) -> Result<Dataset, PrepError> {
+    let mut files = Vec::new();
+    let mut others = Vec::new();
+    for spec in specs {
+        if is_file(spec) {
+            files.push(spec.clone());
+        } else {
+            others.push(spec.clone());
+        }
+    }
+    let mut shards = open_shards(&others, storage)?;
+    if !files.is_empty() {
+        shards.push(files_as_shard(&files)?);
+    }
+    Ok(Dataset::new(shards)?)
+}
+
+/// Returns whether `spec` is an image in a file of its own.
+pub fn is_file(spec: &str) -> bool {
+    let path = Path::new(spec);
+    path.is_file() && readable_extension(path).is_some()
+}
+
+/// Returns the images in `files` as a shard.
+fn files_as_shard(files: &[String]) -> Result<Shard, PrepError> {
+    let mut keys = Keys::default();
+    let mut images = Vec::new();
+    for file in files {
+        let path = PathBuf::from(file);
+        let Some(extension) = readable_extension(&path) else { continue };
+        let name = name_of(Path::new(path.file_name().unwrap_or(path.as_os_str())));
+        images.push(ImageFile { key: keys.unique(&name), extension, path, class: None });
+    }
+    Ok(shard_from_files("images", &images)?)
 }
 
 /// Arguments of a command: shards, and folders of images.
@@ -124,7 +165,7 @@ fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
     let mut others = Vec::new();
     for entry in images.entries {
         let key = keys.unique(&entry.name);
-        match loader_extension(&entry) {
+        match readable_extension(&entry.path) {
             Some(extension) => files.push(ImageFile { key, extension, path: entry.path, class: entry.class }),
             None => others.push(entry.name),
         }
@@ -147,10 +188,10 @@ fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
     Ok(shards)
 }
 
-/// Returns the extension under which the loader finds the image; `None` if it cannot read the
-/// format in place.
-fn loader_extension(entry: &SampleFile) -> Option<String> {
-    match extension(&entry.path)?.as_str() {
+/// Returns the extension under which the loader finds the image at `path`; `None` if it cannot read
+/// the format in place.
+fn readable_extension(path: &Path) -> Option<String> {
+    match extension(path)?.as_str() {
         "dib" => Some("bmp".into()),
         extension => IMAGE_EXTENSIONS.contains(&extension).then(|| extension.into()),
     }

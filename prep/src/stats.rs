@@ -20,6 +20,7 @@ use crate::channel_sums::ChannelSums;
 use crate::error::PrepError;
 use crate::open::split_folders;
 use crate::parts::{PartResults, ReadJob, Share, identities, open_folders, result_folder};
+use crate::unusable::header_format;
 
 /// Number of images whose views are timed for the prediction.
 const N_TIMED: usize = 64;
@@ -201,12 +202,6 @@ fn read_sample(shard: &Shard, i: usize) -> Result<(Vec<String>, bool, EncodedIma
     let classes = shard.classes(i)?;
     let is_class_folder = shard.has_class_of_folder(i)?;
     Ok((classes, is_class_folder, shard.image(i)?))
-}
-
-/// Returns the format that the headers of an image's files state; `None` if they cannot be read.
-fn header_format(files: &[&[u8]], rules: &DecodeRules) -> Option<PixelFormat> {
-    let bands::SampleHeader { n_channels, depth, .. } = bands::sample_header(files, rules).ok()?;
-    Some(PixelFormat { n_channels, depth })
 }
 
 impl Stats {

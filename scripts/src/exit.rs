@@ -61,6 +61,7 @@ fn session_code(error: &SessionError) -> u8 {
         SessionError::Io { .. }
         | SessionError::FileSystem { .. }
         | SessionError::CheckpointRemoved { .. }
+        | SessionError::UnusableImages { .. }
         | SessionError::ForkCopy { .. } => DATA,
         SessionError::NoShards
         | SessionError::RemoteShards
@@ -82,6 +83,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::Sources { .. }
         | SessionError::ImageWeight { .. }
         | SessionError::NoImageWeights { .. }
+        | SessionError::PixelSettings { .. }
         | SessionError::DeviceType { .. }
         | SessionError::Groups { .. }
         | SessionError::Minutes { .. }
@@ -231,6 +233,7 @@ fn train_code(error: &TrainError) -> u8 {
     match error {
         TrainError::Recipe { .. }
         | TrainError::RecipeMismatch { .. }
+        | TrainError::OtherMethod { .. }
         | TrainError::DataMismatch { .. }
         | TrainError::ViewsMismatch { .. }
         | TrainError::RanksDiffer { .. }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use session::Initial;
+use weights::Hints;
 
 use crate::network_flags::WeightFlags;
 
@@ -32,17 +33,23 @@ pub(crate) struct InitialFlags {
 impl InitialFlags {
     /// Returns the initial state that the flags describe.
     pub(crate) fn initial(&self) -> anyhow::Result<Initial> {
-        if self.weights.values.is_given() {
-            bail!(
-                "--bits-used and --no-data do not apply here; set the recipe's keys: --set \
-                 data.bits_used=12, --set data.no_data={{value=-9999}}"
-            );
-        }
         Ok(Initial {
             weights: self.init.clone(),
-            hints: self.weights.settings(None).hints,
+            hints: hints_for_run(&self.weights)?,
             fork: self.fork.clone(),
             lengthen: self.lengthen,
         })
     }
+}
+
+/// Returns the facts about the initial weights of a run that `flags` state. The values of pixels
+/// are stated by the recipe.
+pub(crate) fn hints_for_run(flags: &WeightFlags) -> anyhow::Result<Hints> {
+    if flags.values.is_given() {
+        bail!(
+            "--bits-used and --no-data do not apply here; set the recipe's keys: --set data.bits_used=12, \
+             --set data.no_data={{value=-9999}}"
+        );
+    }
+    Ok(flags.settings(None).hints)
 }

@@ -12,6 +12,7 @@ mod curation;
 mod evaluation_flags;
 mod exit;
 mod forecast;
+mod guesses;
 mod initial;
 mod memory;
 mod network_flags;
@@ -113,7 +114,10 @@ pub fn main() -> ExitCode {
     let received = Arc::new(AtomicBool::new(false));
     let _ = register(SIGXFSZ, received);
     exit_when_threads_are_exhausted();
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return show_usage(&error),
+    };
     console::set_flags(cli.console);
     if let Err(error) = check_address_space() {
         console::say(format!("error: {error}"));
@@ -126,6 +130,27 @@ pub fn main() -> ExitCode {
             ExitCode::from(exit::exit_code(&error))
         }
     }
+}
+
+/// Shows an error of the command line, or the help or the version that it asks for.
+fn show_usage(error: &clap::Error) -> ExitCode {
+    match answer_usage(error, &console::command_line()) {
+        Some(answer) => {
+            console::say(format!("error: {answer}"));
+            ExitCode::from(exit::CONFIGURATION)
+        }
+        None => error.exit(),
+    }
+}
+
+/// Returns the answer to a mistake in the command line `words`, if it is a common one.
+fn answer_usage(error: &clap::Error, words: &[String]) -> Option<String> {
+    if !error.use_stderr() {
+        return None;
+    }
+    let mut program = Cli::command();
+    program.build();
+    guesses::answer_usage(error, words, &program, &recipes::names())
 }
 
 /// Result of a command that was run by [`run_within`].
@@ -180,6 +205,9 @@ pub fn run_within(
     let cli = match Cli::try_parse_from(&command) {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
+            if let Some(answer) = answer_usage(&error, &command) {
+                return Err(Failure::configuration(answer));
+            }
             let text = error.to_string();
             let text = text.trim_end();
             return Err(Failure::configuration(text.strip_prefix("error: ").unwrap_or(text).to_string()));

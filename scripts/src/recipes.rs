@@ -1,13 +1,16 @@
 //! Recipes by name or by file.
 
 use std::io::Read;
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use networks::ModelConfig;
+use pipeline::magic::{FileKind, recognize_file};
 use session::{Initial, initial_model, open_frozen};
 use trainer::Recipe;
 
 use crate::console::say;
+use crate::guesses;
 
 /// Lists recipes by their names, with their texts.
 macro_rules! recipes {
@@ -46,7 +49,48 @@ pub(crate) fn load_with_model(
     model: impl Fn(Option<&str>) -> Result<ModelConfig, String>,
 ) -> anyhow::Result<Recipe> {
     let text = read_text(name)?;
-    Ok(Recipe::parse_with_model(&text, name, overrides, model)?)
+    check_settings(overrides)?;
+    let mut convolutional = None;
+    let parsed = Recipe::parse_with_model(&text, name, overrides, |weights| {
+        let model = model(weights)?;
+        convolutional = convolutional_name(&model);
+        Ok(model)
+    });
+    match (parsed, convolutional) {
+        // Such a network does not have all keys of transformers.
+        (Err(error), Some(kind)) if error.to_string().contains("unknown key model.") => bail!(
+            "the weights are convolutional ({kind}), but recipe {name} is for transformers: continue from \
+             them with --recipe lejepa_vits16 --set model=from_init and the same --init"
+        ),
+        (parsed, _) => Ok(parsed?),
+    }
+}
+
+/// Returns the name of a convolutional network; `None` for a transformer.
+fn convolutional_name(model: &ModelConfig) -> Option<&'static str> {
+    match model {
+        ModelConfig::Vit(_) => None,
+        ModelConfig::Resnet(_) => Some("a ResNet"),
+        ModelConfig::RegnetY(_) => Some("a RegNetY"),
+        ModelConfig::Convnext(_) => Some("a ConvNeXt"),
+        // The networks of tests.
+        #[allow(unreachable_patterns)]
+        _ => None,
+    }
+}
+
+/// Checks that the settings of `--set` have keys that a recipe may have, as far as others are
+/// known.
+pub(crate) fn check_settings(overrides: &[String]) -> anyhow::Result<()> {
+    match guesses::answer_settings(overrides) {
+        Some(answer) => bail!("{answer}"),
+        None => Ok(()),
+    }
+}
+
+/// Returns the names of the recipes that ship with the program.
+pub(crate) fn names() -> Vec<&'static str> {
+    BUILT_IN.iter().map(|(name, _)| *name).collect()
 }
 
 /// Reads the text of the recipe called `name`, or of the file `name`.
@@ -54,9 +98,31 @@ pub(crate) fn read_text(name: &str) -> anyhow::Result<String> {
     if let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
         return Ok((*text).to_string());
     }
-    if !std::path::Path::new(name).exists() {
-        let names: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
-        bail!("unknown recipe {name}: not a file, and not one of {}", names.join(", "));
+    let path = Path::new(name);
+    if !path.exists() {
+        bail!("{}", guesses::unknown_recipe(name, &names()));
+    }
+    if path.is_dir() {
+        let plan = path.join("plan.toml");
+        if plan.is_file() {
+            bail!("{name} is the folder of a run: its recipe is --recipe {}", plan.display());
+        }
+        bail!("{name} is a folder: a recipe is a TOML file, or a name that `ocelli recipe list` lists");
+    }
+    if guesses::is_recipe_of_other_tools(name) {
+        bail!(
+            "{name}: a recipe is a TOML file; `ocelli recipe list` lists the built-in ones, and `ocelli \
+             recipe new` prints one to edit"
+        );
+    }
+    if let Some(format) = recognize_file(path)
+        && format.kind != FileKind::Text
+    {
+        bail!(
+            "{name} is {}: a recipe is a TOML file, or a name that `ocelli recipe list` lists; weights are \
+             given with --init",
+            format.name
+        );
     }
     let mut text = String::new();
     let file = std::fs::File::open(name).with_context(|| format!("cannot read recipe {name}"))?;

@@ -222,6 +222,26 @@ pub enum SessionError {
         /// The list.
         path: PathBuf,
     },
+    /// No image can be used, for another reason than its number of channels and bits.
+    #[error("none of {n_images} inspected images of {} can be used: {reason}", shards.join(" "))]
+    UnusableImages {
+        /// Number of images that were inspected.
+        n_images: usize,
+        /// Shards and folders, without secrets.
+        shards: Vec<String>,
+        /// What they have in common, or the reason of the first.
+        reason: String,
+    },
+    /// The recipe lacks settings for the channels and the bits of the images.
+    #[error("{reason}; add\n  {}{}", settings.join(" \\\n  "), note_of_measurement(*measured))]
+    PixelSettings {
+        /// Keys and images that do not fit together.
+        reason: String,
+        /// Flags to add.
+        settings: Vec<String>,
+        /// Number of images by which the constants of the flags were measured.
+        measured: Option<usize>,
+    },
     /// The device does not support a type of the plan.
     #[error("{device} does not support {dtype}: set optim.precision to another type")]
     DeviceType {
@@ -372,6 +392,16 @@ impl SessionError {
     /// Returns the error of the damaged file `path`.
     pub(crate) fn json(path: &Path, source: serde_json::Error) -> Self {
         Self::Json { path: path.to_path_buf(), source }
+    }
+}
+
+/// Says by how many images constants were measured, in a line of its own; empty if they were not.
+fn note_of_measurement(n_images: Option<usize>) -> String {
+    match n_images {
+        Some(n) => {
+            format!("\n(mean and std of {n} images; `ocelli shards stats` measures those of all images)")
+        }
+        None => String::new(),
     }
 }
 

@@ -165,6 +165,21 @@ pub fn model(
     model_of(path, &initial.hints)
 }
 
+/// Checks that the backbone of the weights that `initial` names fits that of `recipe`, as far as
+/// their configurations show.
+///
+/// # Errors
+/// [`SessionError::DoesNotFit`], and errors of reading the weights.
+pub fn check_weights(recipe: &Recipe, initial: &Initial) -> Result<(), SessionError> {
+    let Some(path) = &initial.weights else { return Ok(()) };
+    let backbone = model_of(path, &initial.hints)?;
+    let first_layer = recipe.init.as_ref().and_then(|init| init.first_layer);
+    match fitted(&backbone, Vec::new(), &recipe.model, first_layer) {
+        Ok(_) => Ok(()),
+        Err(reason) => Err(does_not_fit(path, recipe, reason)),
+    }
+}
+
 /// Opens the initial weights of `recipe`, and records their fingerprint in it. A run with a
 /// checkpoint in `workdir` is resumed from it; its initial weights are not opened again.
 fn open_weights(recipe: &mut Recipe, workdir: &Path, hints: &Hints) -> Result<Beginning, SessionError> {

@@ -23,6 +23,7 @@ use crate::error::SessionError;
 use crate::frozen;
 use crate::initial::{self, Beginning, Initial};
 use crate::machine;
+use crate::pixels::check_pixels;
 
 /// Plans steps of `recipe` by one rank on `device`, as [`plan_on_ranks`].
 ///
@@ -144,9 +145,12 @@ impl Session {
     /// Opens the inputs of a rank, and records in the recipe the facts that files state.
     fn open_inputs(&mut self, storage: &Storage) -> Result<Inputs, SessionError> {
         let recipe = &mut self.recipe;
+        let dataset = Arc::new(open_sampled(&recipe.data, storage)?);
+        if !self.workdir.join("plan.toml").exists() {
+            check_pixels(recipe, &self.initial, &dataset)?;
+        }
         let beginning = initial::prepare(recipe, &self.workdir, &self.initial, self.launch.rank)?;
         let frozen = frozen::open(recipe, Some(&self.workdir))?;
-        let dataset = Arc::new(open_sampled(&recipe.data, storage)?);
         Ok(Inputs { beginning, frozen, dataset })
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::messages::{check_message, lines_with};
-use crate::support::{World, fails, ok};
+use crate::support::{World, fails, json_of, ok};
 
 /// Returns the steps of the rows of a run's metrics.
 fn logged_steps(world: &World, run: &str) -> Vec<u64> {
@@ -174,6 +174,37 @@ fn training_continues_with_the_weights_of_another_library() {
     assert!(frozen == given, "the backbone is frozen for four steps");
     let trained = features(&world, &world.text("b/checkpoints/step-0000000006"), &["--network", "student"]);
     assert!(trained != given);
+}
+
+/// Returns the number of parameters of the backbone in a plan on one GPU.
+fn planned_parameters(world: &World, more: &[&str]) -> u64 {
+    let args = [&["plan", "--gpu", "a100-40", "--ranks", "1", "--json"], more].concat();
+    let output = world.ocelli(&args);
+    ok(&output);
+    let plan = json_of(&output);
+    plan["parameters"].as_u64().unwrap() - plan["head_parameters"].as_u64().unwrap()
+}
+
+/// A run whose backbone comes from weights is planned with the flags with which it is started.
+#[test]
+fn a_plan_takes_the_weights_that_a_run_begins_with() {
+    let world = World::new(24);
+    ok(&world.pretrain("a", &["--set", "optim.length={steps=1}"]));
+    let run = world.text("a");
+    let file = world.text("a.pth");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &file, "--format", "dinov2"]));
+    let recipe = world.text("tiny.toml");
+    let sets: Vec<&str> = SMALL.iter().flat_map(|set| ["--set", set]).collect();
+    let n_params = planned_parameters(&world, &["--recipe", &recipe]);
+    let continued = ["--recipe", "dinov2_continue", "--heads", "2", "--init"];
+    let n_continued = planned_parameters(&world, &[&continued[..], &[file.as_str()], &sets].concat());
+    // The method also trains a token for masked patches.
+    assert!((n_params..n_params + 100).contains(&n_continued), "{n_continued} for {n_params}");
+    let other = ["plan", "--recipe", &recipe, "--init", &run, "--set", "model.heads=4"];
+    check_message(
+        "beginnings::a_plan_takes_the_weights_that_a_run_begins_with",
+        &fails(&world.ocelli(&other), 2),
+    );
 }
 
 /// Settings of masks, anchors and weights that cannot be run are refused with their key, before

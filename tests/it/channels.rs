@@ -79,6 +79,10 @@ fn tiles_of_five_channels_from_a_folder_to_an_export() {
     let normalization = stdout.lines().find_map(|line| line.trim().strip_prefix("normalization = ")).unwrap();
     let rgb = json_of(&world.ocelli(&["shards", "stats", &shards, "--json"]));
     assert_eq!(rgb["other_pixels"]["5 channels of 16 bits"], 32, "{rgb}");
+    let output = world.ocelli(&["shards", "stats", &shards]);
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("not 3 channels of 8 bits: --channels 5 --bits 16 reads them"), "{stdout}");
+    assert!(!stdout.contains("0.0"), "no statistics of nothing: {stdout}");
 
     ok(&train(&world, &shards, normalization, "run", "6", &[]));
     let fault = ["--inject-fault", "kill:step=3,phase=backward"];
@@ -135,6 +139,68 @@ fn tiles_of_five_channels_from_a_folder_to_an_export() {
         card.contains("converted to 5 channels: each channel took the kernel of red, green or blue in turn"),
         "{card}"
     );
+}
+
+/// Returns the flags that a message types out, as a shell would pass them.
+fn typed_flags(message: &str) -> Vec<String> {
+    let mut flags = Vec::new();
+    for line in message.lines().filter(|line| line.starts_with("  --set ")) {
+        let (flag, value) = line.trim_end_matches('\\').trim().split_once(' ').unwrap();
+        flags.push(flag.to_string());
+        flags.push(value.trim_matches('\'').to_string());
+    }
+    flags
+}
+
+/// Everything that a recipe lacks for tiles is named at once, and the flags that the message types
+/// out are enough.
+#[test]
+fn all_settings_for_tiles_are_named_at_once() {
+    let world = World::new(8);
+    write_tiles(&world.path("tiles"));
+    ok(&world.pretrain("rgb", &["--set", "optim.length={steps=1}"]));
+    let rgb = world.text("rgb");
+    let mut args = world.pretrain_args("tiled", &["--init", &rgb, "--set", "optim.length={steps=1}"]);
+    args[4] = world.text("tiles");
+    let stderr = fails(&program().args(&args).output().unwrap(), 2);
+    check_message("channels::all_settings_for_tiles_are_named_at_once", &stderr);
+    let flags = typed_flags(&stderr);
+    assert_eq!(flags.len(), 10, "{flags:?}");
+    ok(&program().args(&args).args(&flags).output().unwrap());
+    // Settings that are given are not named again.
+    args.extend(["--set".to_string(), "data.channels=5".into(), "--set".into(), "data.bits=16".into()]);
+    args[6] = world.text("others");
+    let stderr = fails(&program().args(&args).output().unwrap(), 2);
+    check_message("channels::all_settings_for_tiles_are_named_at_once.rest", &stderr);
+    assert_eq!(typed_flags(&stderr).len(), 6, "{stderr}");
+}
+
+/// Images of a format that is not read, and files that are no images, are named before a run.
+#[test]
+fn unusable_images_say_what_they_have_in_common() {
+    let world = World::new(8);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}"]));
+    let run = world.text("run");
+    let heic = b"\0\0\0\x20ftypheic\0\0\0\0".as_slice();
+    let files: [(&str, &[u8]); 3] = [
+        ("page", b"<!DOCTYPE html><title>Login</title>"),
+        ("heic", heic),
+        ("pointer", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+    ];
+    for (name, bytes) in files {
+        let folder = world.path(name);
+        fs::create_dir(&folder).unwrap();
+        for number in 0..5 {
+            fs::write(folder.join(format!("{number}.jpg")), bytes).unwrap();
+        }
+        let mut args = world.pretrain_args(&format!("{name}-run"), &[]);
+        args[4] = world.text(name);
+        let section = format!("channels::unusable_images_say_what_they_have_in_common.{name}");
+        check_message(&section, &fails(&program().args(&args).output().unwrap(), 3));
+        let out = world.text(&format!("{name}.npy"));
+        let embed = ["embed", "--checkpoint", &run, "--images", &world.text(name), "--out", &out];
+        check_message(&format!("{section}.embed"), &fails(&world.ocelli(&embed), 3));
+    }
 }
 
 /// Files of one band each are joined to one sample, with their class and columns.

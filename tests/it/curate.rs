@@ -85,6 +85,30 @@ fn kept(world: &World, out: &str) -> Vec<usize> {
     (0..rows.len()).filter(|row| rows[*row]["keep"] == true).collect()
 }
 
+/// Images in files of their own are queries, beside folders.
+#[test]
+fn single_images_are_queries() {
+    let world = World::new(12);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=1}"]));
+    world.extract("files");
+    let mut files = crate::embed::walk(&world.path("files"));
+    files.sort();
+    assert_eq!(files.len(), 12);
+    let folder = world.path("queries");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(&files[9], folder.join("query.jpg")).unwrap();
+    let run = world.text("run");
+    let shards = world.text("data/train-000000.tar");
+    let out = world.text("found");
+    let mut args = vec!["curate", "retrieve", "--checkpoint", &run, "--shards", &shards, "--count", "1"];
+    let queries = [files[3].display().to_string(), world.text("queries"), files[7].display().to_string()];
+    args.push("--like");
+    args.extend(queries.iter().map(String::as_str));
+    args.extend(["--out", &out]);
+    ok(&world.ocelli(&args));
+    assert_eq!(kept(&world, "found"), [3, 7, 9]);
+}
+
 /// Near-duplicates are found, kept images are packed with all of their members, and a second call
 /// changes nothing.
 #[test]

@@ -74,6 +74,8 @@ mod libraries;
 mod messages;
 /// Methods and backbones from shards to an exported backbone.
 mod methods;
+/// Mistaken commands and their answers.
+mod mistakes;
 /// Shares of sources and weights of images.
 mod mixing;
 /// Runs of several processes, started by mpirun, and their end if one dies.

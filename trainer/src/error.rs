@@ -33,6 +33,21 @@ pub enum TrainError {
         /// Value of the key in the recipe of this start.
         here: String,
     },
+    /// The work directory belongs to a run of another method.
+    #[error(
+        "work directory {} belongs to another run: that run is {there} (recipe {recipe}), but this recipe \
+         is {here}; choose another --workdir", workdir.display()
+    )]
+    OtherMethod {
+        /// The work directory.
+        workdir: PathBuf,
+        /// Method of the run in the work directory, as publications write it.
+        there: &'static str,
+        /// Name of the recipe of that run.
+        recipe: String,
+        /// Method of the recipe of this start.
+        here: &'static str,
+    },
     /// The shards are not those that a run began with.
     #[error(
         "the images differ from those that the run in {} started with: {difference}; give the original \

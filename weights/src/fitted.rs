@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 use crate::backbone::exchange_of;
 use crate::resized::resized;
 
+/// Advice for weights that do not fit.
+const FROM_INIT: &str = "use the backbone of the weights with --set model=from_init";
+
 /// Keys of every backbone that do not change the features that given weights compute.
 const FREE_KEYS: [&str; 2] = ["drop_path", "image_px"];
 
@@ -43,6 +46,14 @@ pub fn fitted(
     if differing.is_empty() {
         return Ok(resized(&from, tensors, to.image_px()).1);
     }
+    // All other keys are those of another kind of network.
+    if differing.iter().any(|name| *name == "arch") {
+        return Err(format!(
+            "model.arch is {} in the recipe, but {} in the weights; {FROM_INIT}",
+            value_text(&recipe_keys, "arch"),
+            value_text(&weights_keys, "arch")
+        ));
+    }
     let mut differences = Vec::with_capacity(differing.len());
     for name in &differing {
         let in_recipe = value_text(&recipe_keys, name);
@@ -61,10 +72,9 @@ fn value_text(keys: &Map<String, Value>, name: &str) -> String {
 /// Describes the overrides that make a recipe fit weights of `from`, from which it differs in the
 /// keys `differing`.
 fn remedy(from: &ModelConfig, differing: &[&String]) -> String {
-    let from_init = "use the backbone of the weights with --set model=from_init";
     match overrides(from, differing) {
-        Some(overrides) => format!("fit it with {}, or {from_init}", overrides.join(" ")),
-        None => from_init.into(),
+        Some(overrides) => format!("fit it with {}, or {FROM_INIT}", overrides.join(" ")),
+        None => FROM_INIT.into(),
     }
 }
 

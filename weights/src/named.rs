@@ -9,7 +9,7 @@ pub(crate) fn by_name<T: Copy>(all: &[T], name: fn(T) -> &'static str, text: &st
         Some(value) => Ok(value),
         None => {
             let names: Vec<&str> = all.iter().map(|value| name(*value)).collect();
-            Err(format!("one of {}", names.join(", ")))
+            Err(format!("expected one of {}", names.join(", ")))
         }
     }
 }

@@ -8,6 +8,7 @@ use kernels::device::host::to_host;
 use networks::backbone::ModelConfig;
 use networks::{Network, inference_bytes};
 use pipeline::{NoProgress, Progress};
+use prep::unusable::{Flaw, Unusable};
 use rayon::prelude::*;
 
 use super::columns::{Columns, FeatureKind};
@@ -18,6 +19,9 @@ use crate::parallel::try_collect;
 
 /// Maximum number of images per batch: enough to keep a GPU busy.
 const BATCH: usize = 64;
+
+/// Number of images that are inspected if none can be decoded.
+const N_INSPECTED: usize = 16;
 
 /// Memory that a batch may take, in bytes: small enough for a laptop.
 const BATCH_BYTES: f64 = 2e9;
@@ -71,7 +75,7 @@ pub fn extract(
         columns = Some(batch_columns);
         sink(indices, &rows)
     })?;
-    columns.ok_or_else(|| EvalError::NoImages { split: images.name.clone(), n_samples: images.len() })
+    columns.ok_or_else(|| no_images(images))
 }
 
 /// Extracts the rows of `images` into memory.
@@ -114,10 +118,31 @@ pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
         Ok(())
     })?;
     if indices.is_empty() {
-        Err(EvalError::NoImages { split: images.name.clone(), n_samples: images.len() })
+        Err(no_images(images))
     } else {
         Ok(Table::new(Columns { levels: vec![width], average: 0 }, indices, rows))
     }
+}
+
+/// Returns the error for `images`, none of which can be decoded, with what a few of them have in
+/// common.
+fn no_images(images: &ImageSet) -> EvalError {
+    let inspected = images.spread(N_INSPECTED);
+    let mut flaws = Vec::new();
+    for i in 0..inspected.len() {
+        // An image that is missing has no bytes to inspect.
+        if let Ok(Some(encoded)) = inspected.encoded(i) {
+            flaws.extend(Flaw::find(&encoded.files(), inspected.rules()));
+        }
+    }
+    let reason = match Unusable::from_flaws(&flaws) {
+        Some(Unusable { format: Some(_), reason, .. }) => {
+            format!("{reason}, but the network takes {}", images.format())
+        }
+        Some(Unusable { reason, .. }) => reason,
+        None => "they cannot be read; for shards, `ocelli shards verify` says why".into(),
+    };
+    EvalError::NoImages { split: images.name.clone(), n_samples: images.len(), reason }
 }
 
 /// Attention of class tokens to the patches.

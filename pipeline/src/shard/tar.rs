@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::PipelineError;
+use crate::magic::{FileFormat, FileKind, START_BYTES, recognize};
 
 /// Block size of a tar in bytes: headers and padded data are multiples of it.
 const BLOCK_BYTES: u64 = 512;
@@ -185,68 +186,57 @@ fn not_a_tar(path: &Path, reason: String) -> PipelineError {
 /// that may be a tar. The position of `reader` is at the beginning afterwards.
 fn other_format(reader: &mut (impl Read + Seek)) -> io::Result<Option<String>> {
     let mut start = Vec::new();
-    reader.by_ref().take(512).read_to_end(&mut start)?;
+    reader.by_ref().take(START_BYTES as u64).read_to_end(&mut start)?;
     reader.seek(SeekFrom::Start(0))?;
     // The beginning of a tar is a name: one of these formats may be a name of a member, too.
-    if start.len() == 512 && is_header(&start) {
+    if start.len() == START_BYTES && is_header(&start) {
         return Ok(None);
     }
-    let known = OTHER_FORMATS.iter().find(|format| start.starts_with(format.beginning));
-    if let Some(format) = known {
-        return Ok(Some(format!("it is {}: {}", format.name, format.remedy)));
-    }
-    let text = String::from_utf8_lossy(&start).trim_start().to_ascii_lowercase();
-    if text.starts_with("<!doctype html") || text.starts_with("<html") || text.starts_with("<?xml") {
-        return Ok(Some("it is a web page, perhaps a login page: check the address".into()));
-    }
-    Ok(None)
+    Ok(recognize(&start).map(describe_other_format))
 }
 
-/// A format whose files may have the name of a tar.
-struct OtherFormat {
-    beginning: &'static [u8],
-    name: &'static str,
-    remedy: &'static str,
+/// Describes a file of another format than tar, and its remedy.
+fn describe_other_format(format: FileFormat) -> String {
+    let remedy: String = match format.kind {
+        FileKind::Image => {
+            "name the folder of the images, which is read in place or packed with `ocelli shards pack`".into()
+        }
+        FileKind::Array => {
+            "if it is an image, name its folder; features are given with --features or --like-features".into()
+        }
+        FileKind::Gzip => {
+            "give it a name that ends in .tar.gz, or turn off Content-Encoding on the server".into()
+        }
+        FileKind::Compressed(program) => {
+            format!("unpack it first ({program} -d), or name it as a command: 'pipe:{program} -dc FILE'")
+        }
+        FileKind::Archive => {
+            "unpack it into a folder, and use that or pack it with `ocelli shards pack`".into()
+        }
+        FileKind::Parquet => "rename it to end in .parquet".into(),
+        FileKind::Page => "check the address".into(),
+        FileKind::Pointer => "fetch the file with `git lfs pull`".into(),
+        FileKind::Weights => "weights are given with --init or --checkpoint".into(),
+        FileKind::Text => "a list of images is packed into shards with `ocelli shards pack`".into(),
+        FileKind::Other => "check the path".into(),
+    };
+    format!("it is {}: {remedy}", format.name)
 }
 
-const OTHER_FORMATS: [OtherFormat; 8] = [
-    OtherFormat {
-        beginning: b"\x1f\x8b",
-        name: "compressed with gzip",
-        remedy: "give it a name that ends in .tar.gz, or turn off Content-Encoding on the server",
-    },
-    OtherFormat {
-        beginning: b"\x28\xb5\x2f\xfd",
-        name: "compressed with zstd",
-        remedy: "unpack it first (zstd -d), or name it as a command: 'pipe:zstd -dc FILE'",
-    },
-    OtherFormat {
-        beginning: b"\xfd7zXZ\0",
-        name: "compressed with xz",
-        remedy: "unpack it first (xz -d), or name it as a command: 'pipe:xz -dc FILE'",
-    },
-    OtherFormat {
-        beginning: b"BZh",
-        name: "compressed with bzip2",
-        remedy: "unpack it first (bzip2 -d), or name it as a command: 'pipe:bzip2 -dc FILE'",
-    },
-    OtherFormat {
-        beginning: b"PK\x03\x04",
-        name: "a zip archive",
-        remedy: "unpack it into a folder, and use that or pack it with `ocelli shards pack`",
-    },
-    OtherFormat {
-        beginning: b"7z\xbc\xaf\x27\x1c",
-        name: "a 7z archive",
-        remedy: "unpack it into a folder, and use that or pack it with `ocelli shards pack`",
-    },
-    OtherFormat {
-        beginning: b"Rar!",
-        name: "a RAR archive",
-        remedy: "unpack it into a folder, and use that or pack it with `ocelli shards pack`",
-    },
-    OtherFormat { beginning: b"PAR1", name: "a Parquet file", remedy: "rename it to end in .parquet" },
-];
+/// Describes a file that begins with `start`, whose name is that of a tar compressed with gzip;
+/// `None` if it is compressed so.
+pub(crate) fn mismatch_of_gzip(start: &[u8]) -> Option<String> {
+    if start.starts_with(b"\x1f\x8b") {
+        return None;
+    }
+    if is_header(start) {
+        return Some("it is a tar that is not compressed: give it a name that ends in .tar".into());
+    }
+    Some(match recognize(start) {
+        Some(format) => describe_other_format(format),
+        None => "it is not compressed with gzip, although its name says so".into(),
+    })
+}
 
 /// Returns whether a member is stored without its holes, in GNU's form or in those of PAX.
 fn is_sparse<R: Read>(entry: &mut ::tar::Entry<'_, R>) -> bool {

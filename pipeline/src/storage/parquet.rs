@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use parquet::file::metadata::KeyValue;
@@ -20,6 +21,7 @@ use serde_json::{Map, Value};
 
 use super::config::ColumnNames;
 use crate::PipelineError;
+use crate::magic::{FileKind, START_BYTES, recognize};
 use crate::remote::Sink;
 
 /// Names of the column of classes.
@@ -84,6 +86,13 @@ fn not_parquet(name: &str, reason: String) -> io::Error {
 }
 
 fn write_rows(name: &str, file: File, columns: &ColumnNames, sink: &mut dyn Sink) -> io::Result<()> {
+    let mut start = [0; START_BYTES];
+    let n = file.read_at(&mut start, 0)?;
+    if let Some(format) = recognize(&start[..n])
+        && format.kind != FileKind::Parquet
+    {
+        return Err(not_parquet(name, format!("it is {}", format.name)));
+    }
     let reader = SerializedFileReader::new(file).map_err(|error| not_parquet(name, error.to_string()))?;
     let layout = find_layout(name, &reader, columns).map_err(|reason| not_parquet(name, reason))?;
     sink.restart(None)?;

@@ -12,9 +12,11 @@ use super::config::StorageConfig;
 use super::parquet::write_tar;
 use crate::PipelineError;
 use crate::hash::hex;
+use crate::magic::START_BYTES;
 use crate::remote::body::Failure;
 use crate::remote::{Client, RetryPolicy, Sink, pipe};
 use crate::secrets::display_name_of_command;
+use crate::shard::tar::mismatch_of_gzip;
 use crate::source::Source;
 use crate::url::ShardUrl;
 
@@ -35,6 +37,10 @@ struct HashingSink<'a> {
 struct DecompressingSink<'a> {
     sink: &'a mut dyn Sink,
     decoder: MultiGzDecoder<Vec<u8>>,
+    /// Name of the shard, for messages.
+    shard: String,
+    /// Whether the beginning of the bytes has been checked.
+    is_checked: bool,
 }
 
 /// Sink into a file.
@@ -74,7 +80,12 @@ pub(crate) fn stream_tar<'c>(
         }
         (result, md5)
     } else if source.url.is_gzip() {
-        let mut decompressing = DecompressingSink { sink, decoder: MultiGzDecoder::new(Vec::new()) };
+        let mut decompressing = DecompressingSink {
+            sink,
+            decoder: MultiGzDecoder::new(Vec::new()),
+            shard: source.url.to_string(),
+            is_checked: false,
+        };
         let mut hashing = HashingSink { sink: &mut decompressing, md5 };
         let mut result = transfer(&source.url, client, &config.retry, &mut hashing);
         let md5 = hashing.md5;
@@ -186,6 +197,21 @@ impl Sink for FileSink {
 }
 
 impl DecompressingSink<'_> {
+    /// Checks that the bytes, which begin with `bytes` if none were written before, are compressed.
+    fn check_beginning(&mut self, bytes: &[u8]) -> io::Result<()> {
+        // A signature has two bytes.
+        if self.is_checked || bytes.len() < 2 {
+            return Ok(());
+        }
+        self.is_checked = true;
+        match mismatch_of_gzip(&bytes[..bytes.len().min(START_BYTES)]) {
+            Some(reason) => {
+                Err(io::Error::other(PipelineError::NotATar { path: self.shard.clone().into(), reason }))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Checks the end of the compressed stream, which contains a checksum.
     fn finish(&mut self) -> io::Result<()> {
         self.decoder.try_finish()?;
@@ -202,6 +228,7 @@ impl DecompressingSink<'_> {
 
 impl Write for DecompressingSink<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.check_beginning(bytes)?;
         for piece in bytes.chunks(PIECE_BYTES) {
             self.decoder.write_all(piece)?;
             self.forward_decompressed()?;
@@ -218,6 +245,7 @@ impl Sink for DecompressingSink<'_> {
     /// Restarts the decoder; the decompressed length is not known.
     fn restart(&mut self, _compressed_bytes: Option<u64>) -> io::Result<()> {
         self.decoder = MultiGzDecoder::new(Vec::new());
+        self.is_checked = false;
         self.sink.restart(None)
     }
 }

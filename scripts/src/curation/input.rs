@@ -9,7 +9,8 @@ use curate::Metric;
 use curate::io::{Input, read_features};
 use eval::image_sets::{set_name, with_names};
 use eval::{FeatureKind, ImageSet, Source, features};
-use prep::open::open_dataset;
+use pipeline::Dataset;
+use prep::open::{is_file, open_dataset, open_with_files};
 use prep::parts::Work;
 use session::EvaluatedNetwork;
 
@@ -46,9 +47,9 @@ pub(crate) struct InputFlags {
 /// Flags for the other images.
 #[derive(clap::Args)]
 pub(crate) struct OtherFlags {
-    /// Images to compare with, such as queries or an evaluation set: shards or folders. Their
-    /// features are computed with --checkpoint.
-    #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER", requires = "checkpoint",
+    /// Images to compare with, such as queries or an evaluation set: shards, folders or image
+    /// files. Their features are computed with --checkpoint.
+    #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER|IMAGE", requires = "checkpoint",
         required_unless_present = "like_features", conflicts_with = "like_features")]
     like: Vec<String>,
     /// Feature files of the images to compare with, from the same network, instead of --like.
@@ -73,21 +74,25 @@ impl InputFlags {
     /// Opens features and images.
     pub(crate) fn open(&self, metric: Metric, call: &Call<'_>) -> anyhow::Result<Input> {
         match &self.checkpoint {
-            Some(checkpoint) => self.compute_features(checkpoint, &self.shards, metric, call),
+            Some(checkpoint) => {
+                let dataset = open_dataset(&self.shards, call.storage)?;
+                self.compute_features(checkpoint, &self.shards, dataset, metric, call)
+            }
             None => Ok(Input::read(&self.features, &self.shards, metric, call.storage)?),
         }
     }
 
-    /// Computes the features of the images of `specs` by the network in `checkpoint`, or takes them
-    /// from the cache.
+    /// Computes the features of the images of `dataset`, which `specs` name, by the network in
+    /// `checkpoint`, or takes them from the cache.
     fn compute_features(
         &self,
         checkpoint: &Path,
         specs: &[String],
+        dataset: Dataset,
         metric: Metric,
         call: &Call<'_>,
     ) -> anyhow::Result<Input> {
-        let dataset = Arc::new(open_dataset(specs, call.storage)?);
+        let dataset = Arc::new(dataset);
         if call.launch.world_size > 1 {
             bail!(
                 "--features is required with several ranks: compute them with `ocelli embed`, which can \
@@ -98,7 +103,9 @@ impl InputFlags {
         let open = EvaluatedNetwork::open(checkpoint, &self.network.settings(), &device)?;
         let source = Source::Shards(Arc::clone(&dataset));
         let images = ImageSet::open(source, open.transform, open.rules, set_name(specs))?;
-        let images = with_names(images, specs, call.storage)?;
+        // The name of an image file is not one of shards, which may have braces.
+        let sets: Vec<String> = specs.iter().filter(|spec| !is_file(spec)).cloned().collect();
+        let images = with_names(images, &sets, call.storage)?;
         let kind = FeatureKind::Vectors { n_levels: 1, average: false };
         let cache = self.cache.open(call.folder);
         let table = features(cache.as_ref(), &open.network, &images, kind, &StageBar::new())?;
@@ -113,7 +120,10 @@ impl OtherFlags {
         let others = match (self.like.as_slice(), &flags.checkpoint) {
             ([], _) => read_features(&self.like_features, Metric::Cosine)?,
             (_, None) => bail!("--like needs --checkpoint; otherwise, pass --like-features"),
-            (specs, Some(checkpoint)) => flags.compute_features(checkpoint, specs, Metric::Cosine, call)?,
+            (specs, Some(checkpoint)) => {
+                let dataset = open_with_files(specs, call.storage)?;
+                flags.compute_features(checkpoint, specs, dataset, Metric::Cosine, call)?
+            }
         };
         input.check_comparable(&others)?;
         Ok(others)

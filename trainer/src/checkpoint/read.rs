@@ -18,6 +18,40 @@ use crate::error::TrainError;
 use crate::recipe::check::check;
 use crate::step::{NetworkState, TrainState};
 
+/// Extensions of files of weights.
+const WEIGHT_EXTENSIONS: [&str; 6] = ["safetensors", "pth", "pt", "bin", "ckpt", "onnx"];
+
+/// Describes `path`, in which there is no checkpoint, with advice on what to give instead.
+fn describe_folder(path: &Path) -> String {
+    if path.join("plan.toml").exists() {
+        return "its run has not written a checkpoint yet".into();
+    }
+    if path.join(".metadata").exists() {
+        return "it is a checkpoint of torch.distributed: `python -m \
+                torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pth` converts it to a \
+                file that ocelli reads"
+            .into();
+    }
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    entries.sort();
+    if let Some(run) = entries.iter().find(|entry| entry.join("plan.toml").exists()) {
+        return format!("it is a folder of runs: give one of them, such as {}", run.display());
+    }
+    match entries.iter().find(|entry| is_weights_file(entry)) {
+        Some(file) => {
+            format!("it is neither a run nor a checkpoint; give a file in it, such as {}", file.display())
+        }
+        None => "it is neither a run nor a checkpoint, and contains none".into(),
+    }
+}
+
+/// Returns whether `path` has the name of a file of weights.
+fn is_weights_file(path: &Path) -> bool {
+    let extension = path.extension().unwrap_or_default();
+    WEIGHT_EXTENSIONS.iter().any(|known| extension == *known)
+}
+
 /// A checkpoint on disk.
 pub struct Checkpoint {
     /// Folder of the checkpoint.
@@ -49,18 +83,7 @@ impl Checkpoint {
                 return Ok(checkpoint);
             }
         }
-        Err(read_error(
-            path,
-            if path.join("plan.toml").exists() {
-                "its run has not written a checkpoint yet"
-            } else if path.join(".metadata").exists() {
-                "it is a checkpoint of torch.distributed: `python -m \
-                 torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pth` converts it \
-                 to a file that ocelli reads"
-            } else {
-                "it is neither a run nor a checkpoint, and contains none"
-            },
-        ))
+        Err(read_error(path, describe_folder(path)))
     }
 
     /// Returns the newest intact checkpoint under `folder`; skips damaged ones with a warning.

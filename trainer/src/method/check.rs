@@ -31,7 +31,7 @@ pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> 
     let masked: Vec<&NetworkSpec> = networks.iter().filter(|network| network.takes_masks).collect();
     if masked.iter().any(|network| network.model(model).masked_units(Readout::Pooled).is_none()) {
         return Err("model.arch: the method masks patches, but this backbone has no tokens to mask: use a \
-                    transformer"
+                    transformer, or a method that masks nothing, such as lejepa or dino"
             .into());
     }
     if !masked.is_empty() {

@@ -88,6 +88,8 @@ fn default_norm_last_layer() -> bool {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "DINO";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let head = HeadSizes {
             prototypes: self.prototypes,

@@ -122,6 +122,8 @@ impl Config {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "DINOv2";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;
         let head = self.head_sizes(self.prototypes, self.head_hidden, self.head_bottleneck, frozen_steps);

@@ -148,6 +148,8 @@ fn head_shapes(name: &str, prototypes: usize, hidden: usize, bottleneck: usize) 
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "DINOv3's distillation";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let frozen = FrozenTeacher::from_weights(&self.teacher)?;
         let frozen_steps = cx.length.steps("method.freeze_last_layer", &self.freeze_last_layer)?;

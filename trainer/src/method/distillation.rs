@@ -73,6 +73,8 @@ fn default_weight() -> f64 {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "distillation";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let FrozenWeights { model: Some(model), normalization: Some(normalization), .. } = &self.teacher
         else {

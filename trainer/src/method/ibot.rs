@@ -104,6 +104,8 @@ fn is_default_patch_center(centered_on: &CenteredOn) -> bool {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "iBOT";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let head = HeadSizes {
             prototypes: self.prototypes,

@@ -85,6 +85,8 @@ fn default_batch_norm() -> bool {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "LeJEPA";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         if !(0.0..=1.0).contains(&self.sigreg_weight) {
             return Err(format!("method.sigreg_weight {} must lie in 0..=1", self.sigreg_weight));

@@ -126,6 +126,8 @@ impl Config {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "MoCo v3";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         self.validate(cx)?;
         let decay = Schedule::cosine(self.momentum[0], self.momentum[1], cx.length.total_steps);

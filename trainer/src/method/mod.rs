@@ -271,6 +271,9 @@ pub struct MicroBatchLoss {
 
 /// Settings that a recipe writes under `[method]` for one method.
 pub(crate) trait MethodRecipe {
+    /// Name of the method as publications write it.
+    const TITLE: &'static str;
+
     /// Builds the method.
     ///
     /// # Errors

@@ -33,6 +33,13 @@ macro_rules! methods {
                 }
             }
 
+            /// Returns the name of the method as publications write it.
+            pub fn title(&self) -> &'static str {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(_) => $module::Config::TITLE,)*
+                }
+            }
+
             /// Returns the frozen networks that the recipe names.
             pub fn frozen(&mut self) -> Vec<FrozenEntry<'_>> {
                 match self {

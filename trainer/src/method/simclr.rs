@@ -63,6 +63,8 @@ fn default_output() -> usize {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "SimCLR";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         if !(self.temperature > 0.0 && self.temperature <= 1e3) {
             return Err(format!("method.temperature {} must be above 0 and at most 1000", self.temperature));

@@ -31,6 +31,8 @@ pub struct Config {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "toy";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let views = cx.views.clone();
         let width = cx.model.width();

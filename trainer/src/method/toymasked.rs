@@ -33,6 +33,8 @@ pub struct Config {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "masked toy";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let rule = MaskRule {
             size: 0,

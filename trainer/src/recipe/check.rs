@@ -33,7 +33,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
         check_sizes(&views, &network.sizes(), network.model(&recipe.model), &owner)
             .map_err(|reason| recipe.error(reason))?;
     }
-    check_channels(recipe, &views, &networks).map_err(|reason| recipe.error(reason))?;
+    check_channels(recipe, &networks).map_err(|reason| recipe.error(reason))?;
     method::check::check_masks_fit(&networks, &recipe.model).map_err(|reason| recipe.error(reason))?;
     check_repeats(&recipe.views, &networks, all_sizes.len()).map_err(|reason| recipe.error(reason))?;
     let optim = &recipe.optim;

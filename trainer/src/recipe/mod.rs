@@ -31,10 +31,11 @@ use ranks::topology::Sharding;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
+pub use self::channels::{MissingSetting, PixelFacts, describe_missing};
 use self::optim::OptimConfig;
 use self::parse::override_key;
 use self::schema::Form;
-pub use self::schema::Key;
+pub use self::schema::{Key, distinct_paths};
 pub use self::template::{TemplateRequest, Templates};
 pub use self::title::title;
 use crate::error::TrainError;
@@ -45,7 +46,13 @@ pub fn keys() -> Vec<Key> {
     schema::keys(form())
 }
 
-/// Returns the keys whose paths begin with `prefix`.
+/// Returns the keys whose last part is `name`, with hyphens or underscores. Keys of a frozen
+/// teacher, which a run records from its weights, are left out.
+pub fn keys_named(name: &str) -> Vec<Key> {
+    schema::keys_named(form(), name)
+}
+
+/// Returns the keys whose paths begin with `prefix`, or else those whose last part is `prefix`.
 ///
 /// # Errors
 /// [`TrainError::NoKey`] with the most similar key if there is none.
@@ -55,12 +62,18 @@ pub fn find_keys(prefix: &str) -> Result<Vec<Key>, TrainError> {
     if !found.is_empty() {
         return Ok(found);
     }
-    let closest = all.iter().max_by(|a, b| {
-        let similarities = [a, b].map(|key| strsim::jaro_winkler(&key.path, prefix));
-        similarities[0].total_cmp(&similarities[1])
-    });
+    let named = keys_named(prefix);
+    if !named.is_empty() {
+        return Ok(named);
+    }
+    let closest = all.iter().max_by(|a, b| similarity(a, prefix).total_cmp(&similarity(b, prefix)));
     let closest = closest.map_or_else(|| "none".into(), |key| key.path.clone());
     Err(TrainError::NoKey { prefix: prefix.into(), closest })
+}
+
+/// Returns the similarity of `text` to the path of `key`, or to its last part if that is larger.
+fn similarity(key: &Key, text: &str) -> f64 {
+    strsim::jaro_winkler(&key.path, text).max(strsim::jaro_winkler(key.last_part(), text))
 }
 
 /// Returns the form of a recipe.

@@ -234,6 +234,8 @@ warmup = { steps = 1 }
             );
         }
         assert!(parse_error(RECIPE, &["method.name=dion"]).contains("did you mean dino?"));
+        assert_eq!(parse_error(RECIPE, &["lr=1"]), "unknown key lr: did you mean optim.lr?");
+        assert_eq!(parse_error(RECIPE, &["train.lr=1"]), "unknown key train: did you mean optim.lr?");
         let reason = parse_error(RECIPE, &["optim.batch_size=0.5"]);
         assert_eq!(reason, "optim.batch_size = 0.5 must be a whole number of 0 or more");
     }

@@ -127,6 +127,16 @@ fn compare(workdir: &Path, known: &Plan, plan: &Plan) -> Result<(), TrainError> 
     if known.views_version != plan.views_version {
         return Err(TrainError::ViewsMismatch { workdir: workdir.to_path_buf() });
     }
+    let method_there = known.recipe.method.title();
+    let method_here = plan.recipe.method.title();
+    if method_there != method_here {
+        return Err(TrainError::OtherMethod {
+            workdir: workdir.to_path_buf(),
+            there: method_there,
+            recipe: known.recipe.name.clone(),
+            here: method_here,
+        });
+    }
     let Some((key, there, mut here)) = difference(known, plan) else {
         return match difference_of_images(known, plan) {
             Some(difference) => Err(TrainError::DataMismatch { workdir: workdir.to_path_buf(), difference }),

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use pipeline::magic::{FileFormat, FileKind, START_BYTES, recognize};
 use serde_json::Value;
 
 use super::layouts::normalize_names;
@@ -125,22 +126,34 @@ fn detect_kind(file: &Path) -> Result<Kind, WeightsError> {
     if start.first() == Some(&0x08) || file.extension().is_some_and(|extension| extension == "onnx") {
         return Ok(Kind::Graph);
     }
-    let description = match &start[..] {
-        [0x89, b'H', b'D', b'F', ..] => "it is an HDF5 file, such as Keras writes",
-        [0x1f, 0x8b, ..] => "it is compressed with gzip: unpack it first",
-        [] => "it is empty",
-        _ => "it does not begin like a weights file",
+    let description: String = match recognize(&start) {
+        _ if start.is_empty() => "it is empty".into(),
+        Some(format) => describe_other_format(format),
+        None => "it does not begin like a weights file".into(),
     };
     let reason = format!("{description}; expected safetensors, torch.save or ONNX, under any name");
     Err(WeightsError::unknown(file, reason))
 }
 
-/// Reads the first 16 bytes of `file`; returns them and the length of the file.
+/// Describes a file that is no weights file, with its remedy if there is one.
+fn describe_other_format(format: FileFormat) -> String {
+    let remedy = match format.kind {
+        FileKind::Gzip | FileKind::Compressed(_) => ": unpack it first",
+        FileKind::Page => ": check the address that it was downloaded from",
+        FileKind::Pointer => ": fetch the file with `git lfs pull`",
+        FileKind::Image => ": images are given with --images or --shards",
+        _ if format.name == "an HDF5 file" => ", such as Keras writes",
+        _ => "",
+    };
+    format!("it is {}{remedy}", format.name)
+}
+
+/// Reads the beginning of `file`; returns it and the length of the file.
 fn read_start(file: &Path) -> std::io::Result<(Vec<u8>, u64)> {
     let mut file = File::open(file)?;
     let len_bytes = file.metadata()?.len();
     let mut start = Vec::new();
-    file.by_ref().take(16).read_to_end(&mut start)?;
+    file.by_ref().take(START_BYTES as u64).read_to_end(&mut start)?;
     Ok((start, len_bytes))
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use pipeline::magic::{FileKind, recognize_file};
 use serde_json::Value;
 
 use super::contents::{CHECKSUM, FileRows, ImageName, checksum};
@@ -29,6 +30,7 @@ pub struct FeatureFile {
 /// [`EvalError::Io`] and [`EvalError::Read`].
 pub fn read(path: &Path) -> Result<FeatureFile, EvalError> {
     let format = Format::from_path(path).map_err(|reason| EvalError::read(path, reason))?;
+    check_beginning(path, format)?;
     let (rows, images, mut about) = match format {
         Format::Npy => (npy::read(path)?, read_image_names(&rows_path(path))?, read_about(&about_path(path))),
         Format::Parquet => {
@@ -56,6 +58,20 @@ pub fn read(path: &Path) -> Result<FeatureFile, EvalError> {
         ));
     }
     Ok(FeatureFile { table, images, about })
+}
+
+/// Checks that the file at `path` does not begin like a file of another format than `format`.
+fn check_beginning(path: &Path, format: Format) -> Result<(), EvalError> {
+    let Some(found) = recognize_file(path) else { return Ok(()) };
+    let expected = match format {
+        Format::Npy => FileKind::Array,
+        Format::Parquet => FileKind::Parquet,
+        Format::Safetensors => FileKind::Weights,
+    };
+    if found.kind == expected {
+        return Ok(());
+    }
+    Err(EvalError::read(path, format!("it is {}, not features as `ocelli embed` writes them", found.name)))
 }
 
 fn to_table(path: &Path, rows: FileRows) -> Result<Table, EvalError> {

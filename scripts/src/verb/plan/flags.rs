@@ -1,18 +1,27 @@
 //! Flags of `plan`.
 
+use std::path::PathBuf;
+
 use anyhow::bail;
+
+use crate::network_flags::WeightFlags;
 
 /// Flags of `plan`.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  ocelli plan --recipe dino_vits16 --gpu a100-40 --ranks 1 8 64\n  ocelli \
         plan --recipe dino_cifar --images 50000\n  ocelli plan --recipe dinov2_vitl14 --gpu h100 --ranks \
-        32 --details"
+        32 --details\n  ocelli plan --recipe dinov2_continue --init dinov2_vits14_pretrain.pth"
 )]
 pub(crate) struct Args {
     /// Recipe name or file.
     #[arg(long, default_value = "dino_vits16", conflicts_with = "preset")]
     pub(super) recipe: String,
+    /// Weights that the run would start with, like --init of `ocelli pretrain`.
+    #[arg(long, value_name = "WEIGHTS", conflicts_with = "preset")]
+    pub(super) init: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) weights: WeightFlags,
     /// Published model, instead of a recipe: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50,
     /// seer-rg32gf, seer-rg64gf, seer-rg128gf, seer-rg256gf, seer-rg10b.
     #[arg(long, alias = "model")]

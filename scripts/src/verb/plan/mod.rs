@@ -8,7 +8,7 @@ mod units;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use session::{open_frozen, resident};
+use session::{Initial, check_initial_weights, initial_model, open_frozen, resident};
 use trainer::checkpoint::simulate;
 use trainer::cost::{ModelCost, UnitCost, checked_preset, model_cost};
 use trainer::estimate::{CandidateEstimate, DividedModel, Planner, PlannerSettings, goodput, plan_to_json};
@@ -16,6 +16,7 @@ use trainer::{Plan, Recipe};
 
 use self::units::{GB, HOUR_S};
 use crate::forecast::MemoryNeed;
+use crate::initial::hints_for_run;
 use crate::recipes;
 pub(crate) use flags::Args;
 
@@ -109,7 +110,12 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
         let divided = if is_divided { None } else { DividedModel::from_preset(&model) };
         return Ok(PlanRequest { model, divided, plan: None });
     }
-    let mut recipe = recipes::load(&args.recipe, &args.overrides)?;
+    let initial =
+        Initial { weights: args.init.clone(), hints: hints_for_run(&args.weights)?, ..Initial::default() };
+    let mut recipe = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
+        initial_model(&initial, None, weights).map_err(|error| error.to_string())
+    })?;
+    check_initial_weights(&recipe, &initial)?;
     open_frozen(&mut recipe, None)?;
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
     let plan = trainer::resolve(recipe, args.images)?;

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use textwrap::{Options, WordSplitter, fill, termwidth};
 use trainer::recipe::{Key, find_keys};
 
+use crate::guesses::key_called;
+
 /// Flags of `recipe keys`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  ocelli recipe keys optim\n  ocelli recipe keys model.drop_path")]
@@ -17,7 +19,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
-    let keys = find_keys(args.prefix.as_deref().unwrap_or_default())?;
+    let keys = find(args.prefix.as_deref().unwrap_or_default())?;
     if args.markdown {
         out!("{}", page(&keys).trim_end());
         return Ok(());
@@ -37,6 +39,15 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the keys that `prefix` names, in this program or in other tools.
+fn find(prefix: &str) -> anyhow::Result<Vec<Key>> {
+    let found = find_keys(prefix);
+    match key_called(prefix) {
+        Some(path) if found.is_err() => Ok(find_keys(path)?),
+        _ => Ok(found?),
+    }
 }
 
 /// Returns options for lines of `width`, which are not broken at hyphens.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use textwrap::{Options, WordSplitter, termwidth, wrap};
 use trainer::recipe::{TemplateRequest, Templates, title};
 
-use crate::recipes::{BUILT_IN, read_text};
+use crate::recipes::{BUILT_IN, check_settings, read_text};
 
 /// Flags of `recipe`.
 #[derive(clap::Args)]
@@ -77,6 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 name: &args.name,
                 overrides: &args.overrides,
             };
+            check_settings(&args.overrides)?;
             out!("{}", Templates::new(&BUILT_IN)?.write(&request)?.trim_end());
         }
     }

@@ -91,6 +91,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 fn print(stats: &Stats, rules: &DecodeRules) {
+    if stats.widths.is_empty() {
+        print_unusable(stats, rules);
+        return;
+    }
     out!("{:<16} {:>10} {:>10} {:>10}", "", "smallest", "median", "largest");
     print_quantiles("width", &stats.widths, "pixels");
     print_quantiles("height", &stats.heights, "pixels");
@@ -122,6 +126,36 @@ fn print(stats: &Stats, rules: &DecodeRules) {
     );
 }
 
+/// Prints what is known of images of which none can be decoded.
+fn print_unusable(stats: &Stats, rules: &DecodeRules) {
+    out!(
+        "samples          {} in {} shard(s); {} without an image, and none of the others can be decoded",
+        stats.n_samples,
+        stats.shard_mb.len(),
+        stats.n_no_image
+    );
+    if stats.others.is_empty() {
+        out!("`ocelli shards verify` says why");
+    }
+    print_others(stats, rules);
+}
+
+/// Prints the numbers of images of other pixel formats, with the flags that read them.
+fn print_others(stats: &Stats, rules: &DecodeRules) {
+    for (other, n) in &stats.others {
+        let flags = format_flags(other).map_or(String::new(), |flags| format!(": {flags} reads them"));
+        out!("other pixels     {n} images have {other}, not {}{flags}", rules.format);
+    }
+}
+
+/// Returns the flags for a format in words, such as `5 channels of 16 bits`.
+fn format_flags(format: &str) -> Option<String> {
+    let (channels, rest) = format.split_once(' ')?;
+    let (_, bits) = rest.split_once("of ")?;
+    let (bits, _) = bits.split_once(' ')?;
+    Some(format!("--channels {channels} --bits {bits}"))
+}
+
 fn print_quantiles(name: &str, values: &[f64], unit: &str) {
     let [low, p50, high] = quantiles(values);
     out!("{name:<16} {low:>10.1} {p50:>10.1} {high:>10.1}  {unit}");
@@ -151,9 +185,7 @@ fn print_notes(stats: &Stats, rules: &DecodeRules) {
 fn print_constants(stats: &Stats, rules: &DecodeRules) {
     let format = rules.format;
     print_notes(stats, rules);
-    for (other, n) in &stats.others {
-        out!("other pixels     {n} images have {other}, not {format}");
-    }
+    print_others(stats, rules);
     let (mean, deviation) = stats.constants();
     if format.is_rgb8() {
         let [mean, deviation] = [mean, deviation]

@@ -43,6 +43,8 @@ struct Swav {
 }
 
 impl MethodRecipe for Config {
+    const TITLE: &'static str = "SwAV";
+
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         self.validate(cx)?;
         let queue_from = cx.length.steps("method.queue_start", &self.queue_start)?;

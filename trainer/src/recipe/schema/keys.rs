@@ -37,6 +37,26 @@ pub struct Key {
 }
 
 impl Key {
+    /// Returns the last part of the path, such as `batch_size`.
+    pub fn last_part(&self) -> &str {
+        self.path.rsplit('.').next().unwrap_or_default()
+    }
+
+    /// Returns the argument of `--set` that gives the key `value`, as it is typed in a shell. A
+    /// number becomes a length in epochs where a length is expected, and both numbers of a pair.
+    pub fn setting(&self, value: &str) -> String {
+        let path = self.path.replace("[]", ".0");
+        let is_number = value.parse::<f64>().is_ok();
+        if is_number && self.form.starts_with("length of time") {
+            return format!("{path}.epochs={value}");
+        }
+        if is_number && self.form == "[number, number]" {
+            return format!("'{path}=[{value},{value}]'");
+        }
+        let is_plain = value.chars().all(|c| c.is_alphanumeric() || "._-/+".contains(c));
+        if is_plain { format!("{path}={value}") } else { format!("'{path}={value}'") }
+    }
+
     /// Describes the values, and the default.
     pub fn describe_values(&self) -> String {
         match (&self.default, self.is_required) {
@@ -71,6 +91,26 @@ pub(crate) fn keys(recipe: &Form) -> Vec<Key> {
     let mut keys = Vec::new();
     add_form("", recipe, "", &mut keys);
     keys
+}
+
+/// Returns the keys of a recipe of this form whose last part is `name`, with hyphens or
+/// underscores. Keys of a frozen teacher, which a run records from its weights, are left out.
+pub(crate) fn keys_named(recipe: &Form, name: &str) -> Vec<Key> {
+    let name = name.replace('-', "_").to_lowercase();
+    let mut found = keys(recipe);
+    found.retain(|key| key.last_part() == name && !key.path.starts_with("method.teacher."));
+    found
+}
+
+/// Returns the paths of `keys`, each once: several methods may have a key of one path.
+pub fn distinct_paths(keys: &[Key]) -> Vec<&str> {
+    let mut paths: Vec<&str> = Vec::new();
+    for key in keys {
+        if !paths.contains(&key.path.as_str()) {
+            paths.push(&key.path);
+        }
+    }
+    paths
 }
 
 /// Adds the keys of the table `form` at `path`, which belong to `setting` unless it is empty.
@@ -176,6 +216,19 @@ fn format_value(value: &Value, form: &Form) -> String {
 
 #[cfg(test)]
 mod tests {
+    fn setting(name: &str, value: &str) -> String {
+        crate::recipe::keys_named(name)[0].setting(value)
+    }
+
+    #[test]
+    fn settings_have_the_form_of_their_key() {
+        assert_eq!(setting("lr", "0.001"), "optim.lr=0.001");
+        assert_eq!(setting("weight-decay", "0.05"), "'optim.weight_decay=[0.05,0.05]'");
+        assert_eq!(setting("warmup", "5"), "optim.warmup.epochs=5");
+        assert_eq!(setting("shards", "a b"), "'data.shards=a b'");
+        assert_eq!(setting("flip_p", "0"), "views.flip_p=0");
+    }
+
     /// The meaning of every key is stated without references to code.
     #[test]
     fn every_key_has_a_meaning() {

@@ -3,6 +3,7 @@
 use toml::{Table, Value};
 
 use super::form::{Field, Form};
+use super::keys::{distinct_paths, keys_named};
 
 /// Keys that were moved, each with a key that still is in its section, and a message.
 const MOVED: [(&str, &str, &str); 3] = [
@@ -20,8 +21,34 @@ const MOVED: [(&str, &str, &str); 3] = [
 /// `form`.
 pub(crate) fn mistakes(recipe: &Table, form: &Form) -> Vec<String> {
     let mut mistakes = Vec::new();
-    compare("", &Value::Table(recipe.clone()), form, &mut mistakes);
+    let mut others = recipe.clone();
+    for (name, value) in recipe {
+        if let Some(question) = keys_in_sections(name, value, form) {
+            mistakes.push(format!("unknown key {name}{question}"));
+            others.remove(name);
+        }
+    }
+    compare("", &Value::Table(others), form, &mut mistakes);
     mistakes
+}
+
+/// Returns a question with the keys that an unknown key or section of a recipe may mean: those in
+/// sections with its name, or with the name of its only key. `None` if it is known, or there are
+/// none.
+fn keys_in_sections(name: &str, value: &Value, form: &Form) -> Option<String> {
+    let Form::Section(fields) = form else { return None };
+    if fields.iter().any(|field| field.name == name) {
+        return None;
+    }
+    let mut name = name;
+    if let Value::Table(table) = value
+        && table.len() == 1
+    {
+        name = table.keys().next()?;
+    }
+    let keys = keys_named(form, name);
+    let paths = distinct_paths(&keys);
+    if paths.is_empty() { None } else { Some(format!(": did you mean {}?", paths.join(" or "))) }
 }
 
 /// Adds the mistakes in `value`, which is at `path` and should be of `form`.

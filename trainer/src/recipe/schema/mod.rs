@@ -6,6 +6,6 @@ mod keys;
 mod mistakes;
 
 pub(super) use form::Form;
-pub use keys::Key;
-pub(super) use keys::keys;
+pub use keys::{Key, distinct_paths};
+pub(super) use keys::{keys, keys_named};
 pub(super) use mistakes::mistakes;

@@ -1,0 +1,880 @@
+//! Answers to common mistakes: flags and commands of other tools, keys without their section, and
+//! names that are nearly right.
+
+use std::error::Error;
+use std::path::Path;
+
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use trainer::recipe::{Key, distinct_paths, keys, keys_named};
+
+/// Similarity from which a word is taken for a misspelled one.
+const SIMILAR: f64 = 0.85;
+
+/// Largest number of names that an answer lists.
+const MOST_NAMES: usize = 8;
+
+/// Place of a value that was not typed.
+const VALUE: &str = "VALUE";
+
+/// Extensions of files of weights.
+const WEIGHT_EXTENSIONS: [&str; 5] = ["safetensors", "pth", "pt", "bin", "onnx"];
+
+/// Extensions of recipes of other tools.
+const OTHER_RECIPES: [&str; 4] = ["yaml", "yml", "json", "py"];
+
+/// Name of a flag in other tools, or a short one, with what takes its place.
+struct FlagGuess {
+    /// Names without their hyphens in front, in lower case, separated by spaces.
+    names: &'static str,
+    /// Commands for which it is an answer, separated by commas; empty for all.
+    commands: &'static str,
+    replacement: Replacement,
+}
+
+/// What takes the place of a flag.
+enum Replacement {
+    /// Key of a recipe, with a unit if it is a length, for commands that take such settings.
+    Key(&'static str),
+    /// The first of these flags that the command has, separated by spaces.
+    Flag(&'static str),
+    /// A sentence; `VALUE` in it is the value that was typed.
+    Words(&'static str),
+}
+
+const fn key(names: &'static str, path: &'static str) -> FlagGuess {
+    FlagGuess { names, commands: "", replacement: Replacement::Key(path) }
+}
+
+const fn flag(names: &'static str, flags: &'static str) -> FlagGuess {
+    flag_of("", names, flags)
+}
+
+const fn flag_of(commands: &'static str, names: &'static str, flags: &'static str) -> FlagGuess {
+    FlagGuess { names, commands, replacement: Replacement::Flag(flags) }
+}
+
+const fn words(commands: &'static str, names: &'static str, text: &'static str) -> FlagGuess {
+    FlagGuess { names, commands, replacement: Replacement::Words(text) }
+}
+
+/// Commands that train.
+const TRAINING: &str = "pretrain, quickstart";
+
+/// Flags of DINO, DINOv2, timm, lightly, VISSL, MoCo, MAE, Lightning, transformers and torchrun.
+const FLAGS: &[FlagGuess] = &[
+    // Optimizer.
+    key("lr learning-rate base-lr blr max-lr peak-lr", "optim.lr"),
+    key("epochs epoch num-epochs n-epochs max-epochs num-train-epochs", "optim.length.epochs"),
+    key("steps max-steps num-steps n-steps total-steps iterations iters max-iter", "optim.length.steps"),
+    key(
+        "batch-size batch bs b batch-size-per-gpu per-device-train-batch-size global-batch-size",
+        "optim.batch_size",
+    ),
+    key("warmup-epochs warm-up-epochs", "optim.warmup.epochs"),
+    key("warmup-steps warmup-iters warm-up-steps", "optim.warmup.steps"),
+    key("wd weight-decay", "optim.weight_decay"),
+    key("opt optimizer optim", "optim.algorithm"),
+    key("momentum", "optim.momentum"),
+    key("clip-grad grad-clip clip-norm max-norm max-grad-norm gradient-clip-val", "optim.clip_norm"),
+    key("sched scheduler lr-schedule lr-scheduler lr-scheduler-type", "optim.schedule"),
+    key(
+        "accum-iter grad-accum-steps gradient-accumulation-steps accumulate-grad-batches",
+        "optim.micro_batches",
+    ),
+    key("precision dtype", "optim.precision.compute"),
+    words(
+        TRAINING,
+        "amp fp16 bf16 use-fp16 use-amp mixed-precision half",
+        "16 bits are set with --set optim.precision.compute=bf16",
+    ),
+    // Run.
+    key("num-workers workers j n-workers dataloader-num-workers", "run.data_threads"),
+    key(
+        "saveckp-freq save-freq save-every save-steps save-interval checkpoint-freq",
+        "run.checkpoint_every_steps",
+    ),
+    key("print-freq log-interval log-freq logging-steps log-every-n-steps", "run.log_every_steps"),
+    key("eval-freq eval-every eval-steps val-freq", "run.probe_every_steps"),
+    key("save-total-limit keep-last", "run.keep_checkpoints"),
+    key("seed random-seed manual-seed", "seed"),
+    // Method, views and backbone.
+    key("out-dim nmb-prototypes num-prototypes n-prototypes head-n-prototypes", "method.prototypes"),
+    key("momentum-teacher teacher-momentum ema ema-decay moco-m", "method.teacher_decay"),
+    key("warmup-teacher-temp student-teacher-temp", "method.teacher_temp"),
+    key("warmup-teacher-temp-epochs", "method.teacher_temp_warmup.epochs"),
+    key("moco-t tau", "method.temperature"),
+    key("local-crops-number num-local-crops n-local-crops nmb-local-crops", "views.n_local"),
+    key("global-crops-scale global-crop-scale", "views.global_scale"),
+    key("local-crops-scale local-crop-scale", "views.local_scale"),
+    key("global-crops-size global-crop-size", "views.global_px"),
+    key("local-crops-size local-crop-size", "views.local_px"),
+    key("drop-path-rate stochastic-depth", "model.drop_path"),
+    key("patch-size", "model.patch_px"),
+    key("embed-dim hidden-size hidden-dim", "model.width"),
+    key("num-layers num-hidden-layers n-blocks", "model.depth"),
+    key("num-heads num-attention-heads n-heads", "model.heads"),
+    key("in-chans in-channels num-channels n-channels", "data.channels"),
+    flag("img-size image-size input-size imgsz crop-size resolution", "image-px"),
+    words(
+        TRAINING,
+        "img-size image-size input-size imgsz crop-size resolution image-px",
+        "the sizes of views are keys of the recipe: --set views.global_px=VALUE, or --set \
+         views.crops.0.size_px=VALUE where it lists crops; both have the backbone's --set \
+         model.image_px=VALUE",
+    ),
+    flag("model arch backbone network m a", "checkpoint"),
+    words(
+        TRAINING,
+        "model arch backbone network m a method algorithm loss",
+        "method and backbone are parts of a recipe: `ocelli recipe list` lists recipes, and `ocelli recipe \
+         new --method dino --arch vit` prints a new one",
+    ),
+    // Inputs and outputs.
+    flag_of("embed, export, probe", "workdir work-dir run run-dir experiment-dir", "checkpoint"),
+    flag(
+        "output output-dir out-dir outdir o save-dir save-path logdir log-dir exp-dir experiment-dir \
+         dump-path work-dir run-dir checkpoint-dir result-dir default-root-dir out workdir dest destination",
+        "workdir out",
+    ),
+    flag(
+        "data data-dir data-path data-root dataset dataset-path train-data train-path train-dir train root \
+         input input-dir i d images image-dir image-folder img-dir path folder source-dir shards tars url \
+         urls trainset",
+        "shards images train",
+    ),
+    flag("val val-dir val-data test-dir test-data testset test", "test probe-test"),
+    flag("config config-file config-name cfg conf c yaml", "recipe"),
+    flag(
+        "pretrained pretrained-weights weights init-weights init-from load load-from model-path ckpt \
+         ckpt-path checkpoint checkpoint-path finetune w",
+        "checkpoint init",
+    ),
+    flag("force f overwrite replace yes y", "overwrite"),
+    flag("n-last-blocks n-blocks layers num-last-layers", "levels"),
+    flag("avgpool avgpool-patchtokens avg-pool", "average"),
+    flag("label-col label-key labels", "label-column"),
+    flag("image-col image-key", "image-column"),
+    flag("dump-features save-features features-out", "out"),
+    flag("max-samples maxcount shard-size samples", "samples-per-shard"),
+    flag("maxsize max-shard-size", "bytes-per-shard"),
+    words("", "gpu cuda accelerator use-gpu g", "use --device cuda, or cuda:N for GPU number N"),
+    flag("like-image query queries q", "like"),
+    flag("similarity sim thresh thr epsilon", "threshold"),
+    // Scores.
+    words("probe", "k nb-knn knn-k n-neighbors", "neighbors are set with --set knn.k=VALUE"),
+    words(
+        "probe",
+        "epochs num-epochs lr learning-rate batch-size",
+        "settings belong to a protocol: --set PROTOCOL.KEY=VALUE, such as --set linear-honest.epochs=20; an \
+         unknown one prints the list",
+    ),
+    flag("eval-type metric task", "protocol"),
+    words(
+        "embed, export, report",
+        "batch-size batch bs b",
+        "leave it out: the size of batches is chosen by the memory, and changes no feature",
+    ),
+    words(
+        TRAINING,
+        "eval evaluate knn linear-eval val validate",
+        "give labeled shards with --probe-train and --probe-test to score while training, or run `ocelli \
+         probe` afterwards",
+    ),
+    words("export", "onnx to-onnx", "give --out FILE.onnx"),
+    words("export", "opset opset-version", "leave it out: a graph states the version that it needs"),
+    // Starts of runs.
+    words(
+        TRAINING,
+        "resume auto-resume resume-from resume-from-checkpoint continue no-resume r restart",
+        "the same command resumes the run in its --workdir; --fork RUN begins another run with its \
+         checkpoint, --init WEIGHTS with its weights alone",
+    ),
+    flag("gpus num-gpus ngpus n-gpus nproc-per-node world-size nodes nnodes", "ranks"),
+    words(
+        "",
+        "gpus num-gpus ngpus n-gpus nproc-per-node nproc world-size devices num-devices nodes nnodes \
+         num-nodes n np strategy distributed ddp dist-url multiprocessing-distributed launcher rank \
+         local-rank",
+        "each GPU or rank is a process of its own, which a launcher starts: mpirun -n N ocelli …, or \
+         torchrun --no-python --nproc-per-node N ocelli … (docs/ranks.md)",
+    ),
+    words(
+        TRAINING,
+        "wandb use-wandb wandb-project project tensorboard logger report-to mlflow",
+        "metrics for TensorBoard are always written into the work directory, and `ocelli track` sends a run \
+         to MLflow (docs/tracking.md)",
+    ),
+    words(
+        TRAINING,
+        "dry-run check test-run estimate",
+        "`ocelli plan` estimates memory and time of a recipe without starting it",
+    ),
+    words(
+        "",
+        "compile torch-compile channels-last cudnn-benchmark pin-mem pin-memory prefetch",
+        "leave it out: the program has no such choice",
+    ),
+    words("", "debug", "use --verbose"),
+];
+
+/// Command of another tool, with what takes its place.
+struct CommandGuess {
+    /// Command within which it is typed; empty for the program itself.
+    within: &'static str,
+    /// Names in lower case, separated by spaces.
+    names: &'static str,
+    answer: &'static str,
+}
+
+const fn command(within: &'static str, names: &'static str, answer: &'static str) -> CommandGuess {
+    CommandGuess { within, names, answer }
+}
+
+const COMMANDS: &[CommandGuess] = &[
+    command("", "train training pretraining fit run start launch ssl main continue", "use `ocelli pretrain`"),
+    command(
+        "",
+        "resume restart",
+        "use `ocelli pretrain` again with the same flags: it resumes the run in its --workdir",
+    ),
+    command(
+        "",
+        "eval evaluate evaluation knn linear linear-probe linprobe linear-eval test val validate score \
+         benchmark-features",
+        "use `ocelli probe`",
+    ),
+    command(
+        "",
+        "extract extract-features features feature embeddings embedding predict infer inference encode \
+         forward",
+        "use `ocelli embed`",
+    ),
+    command(
+        "",
+        "finetune fine-tune finetuning ft distill train-classifier",
+        "there is no training with labels: `ocelli pretrain --recipe dinov2_continue --init WEIGHTS` \
+         continues without labels, `ocelli probe` fits classifiers on features, and `ocelli export` writes \
+         the backbone for fine-tuning in other tools",
+    ),
+    command("", "convert save to-onnx onnx checkpoint", "use `ocelli export`"),
+    command("", "estimate memory cost dry-run", "use `ocelli plan`"),
+    command("", "info env check devices diagnose nvidia-smi", "use `ocelli doctor`"),
+    command("", "list-runs status history ps jobs", "use `ocelli runs`"),
+    command("", "html plot visualize viz attention dashboard", "use `ocelli report`"),
+    command(
+        "",
+        "mlflow wandb tensorboard log logs",
+        "use `ocelli track` for MLflow; TensorBoard reads the work directory of a run (docs/tracking.md)",
+    ),
+    command("", "demo example tutorial init", "use `ocelli quickstart`"),
+    command("", "recipes models configs config list-recipes zoo", "use `ocelli recipe list`"),
+    command("", "webdataset wds tar dataset data prepare", "use `ocelli shards pack`"),
+    command(
+        "",
+        "download pull fetch",
+        "nothing is downloaded by the program: docs/weights.md says where weights are, and --shards takes \
+         URLs",
+    ),
+    command("shards", "create make write convert build add", "use `ocelli shards pack`"),
+    command("shards", "info count describe statistics", "use `ocelli shards stats`"),
+    command("shards", "check validate test fsck", "use `ocelli shards verify`"),
+    command("shards", "list show cat", "use `ocelli shards ls`"),
+    command("shards", "unpack untar export", "use `ocelli shards extract`"),
+    command("shards", "shuffle merge join", "use `ocelli shards reshard`"),
+    command("shards", "preview view sheet plot", "use `ocelli shards contact-sheet`"),
+    command("curate", "dedup deduplicate duplicates", "use `ocelli curate near-duplicates`"),
+    command("curate", "cluster kmeans sample", "use `ocelli curate balance`"),
+    command("curate", "search query similar", "use `ocelli curate retrieve`"),
+    command("recipe", "ls all names", "use `ocelli recipe list`"),
+    command("recipe", "print cat get", "use `ocelli recipe show NAME`"),
+    command("recipe", "create init write", "use `ocelli recipe new --method NAME`"),
+    command("recipe", "help options explain schema", "use `ocelli recipe keys`"),
+];
+
+/// What a flag that is required expects.
+struct Need {
+    flag: &'static str,
+    /// Commands, separated by commas; empty for all.
+    commands: &'static str,
+    words: &'static str,
+}
+
+const NEEDS: &[Need] = &[
+    Need { flag: "recipe", commands: "", words: "a name that `ocelli recipe list` lists, or a file" },
+    Need { flag: "workdir", commands: "", words: "a new folder for the run, such as runs/mine" },
+    Need {
+        flag: "checkpoint",
+        commands: "",
+        words: "a run's work directory, or weights of another library (or --watch a run)",
+    },
+    Need {
+        flag: "train",
+        commands: "probe",
+        words: "labeled images to fit on; without labels, --label-free",
+    },
+    Need { flag: "test", commands: "probe", words: "labeled images to score; with --label-free, any images" },
+    Need { flag: "shards", commands: "", words: "a folder of images, or shards" },
+    Need { flag: "method", commands: "recipe new", words: "such as dino, simclr or lejepa" },
+    Need { flag: "out", commands: "embed", words: "a file that ends in .npy, .parquet or .safetensors" },
+    Need { flag: "out", commands: "", words: "a new file or folder for the result" },
+];
+
+/// Command that a command line calls.
+struct Called<'a> {
+    command: &'a Command,
+    /// Name without that of the program: `shards pack`; empty for the program itself.
+    name: String,
+    /// Words that follow the name.
+    rest: &'a [String],
+}
+
+/// Flag that a command does not have, as it was typed.
+struct UnknownFlag<'a> {
+    /// With its hyphens, without its value.
+    typed: &'a str,
+    values: Vec<&'a str>,
+}
+
+/// Returns the answer to `error`, which clap found in the command line `words` of `program`, the
+/// built command; `None` if clap's own message is better. `recipes` are the names of recipes.
+pub(crate) fn answer_usage(
+    error: &clap::Error,
+    words: &[String],
+    program: &Command,
+    recipes: &[&str],
+) -> Option<String> {
+    let called = find_called(program, words);
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let word = text_of(error, ContextKind::InvalidArg)?;
+            if word.starts_with('-') {
+                answer_flags(&called)
+            } else {
+                answer_argument(&word, &called, recipes)
+            }
+        }
+        ErrorKind::InvalidSubcommand => {
+            let word = text_of(error, ContextKind::InvalidSubcommand)?;
+            answer_command(&word, &called, program, recipes)
+        }
+        ErrorKind::MissingRequiredArgument => answer_missing(error, &called),
+        ErrorKind::ValueValidation => answer_value(error),
+        _ => None,
+    }
+}
+
+/// Returns the text of a part of `error`.
+fn text_of(error: &clap::Error, kind: ContextKind) -> Option<String> {
+    match error.get(kind)? {
+        ContextValue::String(text) => Some(text.clone()),
+        _ => None,
+    }
+}
+
+/// Finds the command that `words`, which begin with the name of the program, call.
+fn find_called<'a>(program: &'a Command, words: &'a [String]) -> Called<'a> {
+    let mut command = program;
+    let mut names: Vec<&str> = Vec::new();
+    let mut n_used = words.len().min(1);
+    for (index, word) in words.iter().enumerate().skip(1) {
+        if !command.has_subcommands() {
+            break;
+        }
+        if let Some(found) = command.find_subcommand(word) {
+            command = found;
+            names.push(found.get_name());
+            n_used = index + 1;
+        } else if !is_flag(word) && !is_flag(&words[index - 1]) {
+            // Any other word is the value of a flag.
+            break;
+        }
+    }
+    Called { command, name: names.join(" "), rest: &words[n_used..] }
+}
+
+impl Called<'_> {
+    /// Returns the name with that of the program.
+    fn full_name(&self) -> String {
+        if self.name.is_empty() { "ocelli".into() } else { format!("ocelli {}", self.name) }
+    }
+
+    /// Returns whether the command has the flag `--name`.
+    fn has_flag(&self, name: &str) -> bool {
+        let mut arguments = self.command.get_arguments();
+        arguments.any(|argument| {
+            argument.get_long() == Some(name)
+                || argument.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
+        })
+    }
+
+    /// Returns whether the command has the short flag `-letter`.
+    fn has_short(&self, letter: char) -> bool {
+        self.command.get_arguments().any(|argument| argument.get_short() == Some(letter))
+    }
+
+    /// Returns whether `--set` of the command takes settings of a recipe.
+    fn takes_settings(&self) -> bool {
+        let set = self.command.get_arguments().find(|argument| argument.get_long() == Some("set"));
+        let names = set.and_then(|set| set.get_value_names()).unwrap_or_default();
+        names.first().is_some_and(|name| name.as_str() == "KEY=VALUE")
+    }
+
+    /// Returns the first of `flags`, separated by spaces, that the command has.
+    fn first_flag(&self, flags: &'static str) -> Option<&'static str> {
+        flags.split(' ').find(|flag| self.has_flag(flag))
+    }
+
+    /// Returns the flags that were typed and that the command does not have.
+    fn unknown_flags(&self) -> Vec<UnknownFlag<'_>> {
+        let mut unknown = Vec::new();
+        for (index, word) in self.rest.iter().enumerate() {
+            if word == "--" {
+                break;
+            }
+            if !is_flag(word) || self.has(word) {
+                continue;
+            }
+            let mut parts = word.splitn(2, '=');
+            let typed = parts.next().unwrap_or_default();
+            let mut values: Vec<&str> = parts.collect();
+            if values.is_empty() {
+                let following = self.rest[index + 1..].iter().map(String::as_str);
+                values.extend(following.take_while(|word| !is_flag(word)));
+            }
+            unknown.push(UnknownFlag { typed, values });
+        }
+        unknown
+    }
+
+    /// Returns whether the command has the flag that `word` begins with.
+    fn has(&self, word: &str) -> bool {
+        let name = word.split('=').next().unwrap_or_default();
+        match name.strip_prefix("--") {
+            Some(long) => self.has_flag(long),
+            None => name.chars().nth(1).is_some_and(|letter| self.has_short(letter)),
+        }
+    }
+}
+
+/// Returns whether `word` is a flag, not a value such as `-1`.
+fn is_flag(word: &str) -> bool {
+    let rest = word.trim_start_matches('-');
+    rest.len() < word.len() && rest.starts_with(|c: char| c.is_alphabetic())
+}
+
+/// Answers all flags that the command does not have; `None` if nothing is known of any of them.
+fn answer_flags(called: &Called<'_>) -> Option<String> {
+    let unknown = called.unknown_flags();
+    let answers: Vec<Option<String>> = unknown.iter().map(|flag| answer_flag(flag, called)).collect();
+    if answers.iter().all(Option::is_none) {
+        return None;
+    }
+    let name = called.full_name();
+    if let ([flag], [Some(answer)]) = (unknown.as_slice(), answers.as_slice()) {
+        return Some(format!("{} is no flag of `{name}`: {answer}", flag.typed));
+    }
+    let mut text = format!("`{name}` does not have {} of these flags:", unknown.len());
+    for (flag, answer) in unknown.iter().zip(answers) {
+        let answer = answer.unwrap_or_else(|| format!("`{name} --help` lists the flags"));
+        text += &format!("\n  {}: {answer}", flag.typed);
+    }
+    Some(text)
+}
+
+/// Returns what takes the place of a flag that the command does not have.
+fn answer_flag(flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
+    let name = flag.typed.trim_start_matches('-').replace('_', "-").to_lowercase();
+    if called.has_flag(&name) {
+        return Some(format!("use {}", with_value(&name, flag.values.first())));
+    }
+    for guess in FLAGS.iter().filter(|guess| lists(guess.names, " ", &name)) {
+        if is_for(guess.commands, called)
+            && let Some(answer) = apply(&guess.replacement, flag, called)
+        {
+            return Some(answer);
+        }
+    }
+    if called.takes_settings() {
+        let named = keys_named(&name);
+        if !named.is_empty() {
+            return Some(format!("use {}", settings_of(&named, &flag.values)));
+        }
+    }
+    let flags = called.command.get_arguments().filter_map(|argument| argument.get_long());
+    let nearest = nearest(&name, flags)?;
+    Some(format!("did you mean --{nearest}?"))
+}
+
+/// Returns whether `name` is one of `names`, which are separated by `separator`.
+fn lists(names: &str, separator: &str, name: &str) -> bool {
+    names.split(separator).any(|listed| listed == name)
+}
+
+/// Returns whether `commands`, separated by commas, are empty or list the command that is called.
+fn is_for(commands: &str, called: &Called<'_>) -> bool {
+    commands.is_empty() || lists(commands, ", ", &called.name)
+}
+
+/// Applies `replacement` to a flag; `None` if the command cannot follow it.
+fn apply(replacement: &Replacement, flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
+    let value = flag.values.first().copied().unwrap_or(VALUE);
+    match replacement {
+        Replacement::Key(path) => {
+            let setting = setting_of(path, &flag.values);
+            called.takes_settings().then(|| format!("use --set {setting}"))
+        }
+        Replacement::Flag(flags) => {
+            let name = called.first_flag(*flags)?;
+            if name == "recipe" && is_recipe_of_other_tools(value) {
+                return Some(format!(
+                    "use --recipe NAME (`ocelli recipe list`) or --recipe FILE.toml (`ocelli recipe new` \
+                     prints one): {value} is not TOML"
+                ));
+            }
+            Some(format!("use {}", with_value(name, flag.values.first())))
+        }
+        Replacement::Words(text) => Some(text.replace(VALUE, value)),
+    }
+}
+
+/// Returns the flag `name` with the value that was typed, if there is one.
+fn with_value(name: &str, value: Option<&&str>) -> String {
+    match value {
+        Some(value) => format!("--{name} {value}"),
+        None => format!("--{name}"),
+    }
+}
+
+/// Returns the argument of `--set` that gives the key at `path`, which may end in a unit of length,
+/// the values that were typed.
+fn setting_of(path: &str, values: &[&str]) -> String {
+    match keys().into_iter().find(|key| key.path == path) {
+        Some(key) => setting(&key, values),
+        None => format!("{path}={}", values.first().copied().unwrap_or(VALUE)),
+    }
+}
+
+/// Returns the argument of `--set` that gives `key` the values that were typed.
+fn setting(key: &Key, values: &[&str]) -> String {
+    match values {
+        [] if key.form == "true or false" => key.setting("true"),
+        [] => key.setting(VALUE),
+        [first, second, ..] if key.form == "[number, number]" => key.setting(&format!("[{first},{second}]")),
+        [first, ..] => key.setting(first),
+    }
+}
+
+/// Lists the settings of `found`, each path once.
+fn settings_of(found: &[Key], values: &[&str]) -> String {
+    let mut settings = Vec::new();
+    for path in distinct_paths(found).into_iter().take(MOST_NAMES) {
+        if let Some(key) = found.iter().find(|key| key.path == path) {
+            settings.push(format!("--set {}", setting(key, values)));
+        }
+    }
+    settings.join(" or ")
+}
+
+/// Answers an argument without a flag.
+fn answer_argument(word: &str, called: &Called<'_>, recipes: &[&str]) -> Option<String> {
+    let answer = if word.contains('=') && called.takes_settings() {
+        let corrected = answer_setting(word).unwrap_or_else(|| format!("--set {word}"));
+        format!("use {corrected}")
+    } else if let Some(name) = flag_of_path(word, called) {
+        format!("use --{name} {word}")
+    } else {
+        let names = nearest_recipes(word, recipes);
+        let name = names.first().filter(|_| called.has_flag("recipe"))?;
+        if names.len() > 1 {
+            format!("use --recipe {}", list(&names))
+        } else {
+            format!("use --recipe {name}")
+        }
+    };
+    Some(format!("`{}` takes no argument {word} without a flag: {answer}", called.full_name()))
+}
+
+/// Returns the flag of the command that takes the path `word`, if there is such a file or folder.
+fn flag_of_path(word: &str, called: &Called<'_>) -> Option<&'static str> {
+    let path = Path::new(word);
+    if !path.exists() {
+        return None;
+    }
+    if path.join("plan.toml").is_file() {
+        return called.first_flag("checkpoint workdir");
+    }
+    if has_extension(word, &["toml"]) {
+        return called.first_flag("recipe");
+    }
+    if has_extension(word, &WEIGHT_EXTENSIONS) {
+        return called.first_flag("checkpoint init");
+    }
+    called.first_flag("shards images train")
+}
+
+fn has_extension(path: &str, extensions: &[&str]) -> bool {
+    let extension = Path::new(path).extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| extensions.contains(&extension))
+}
+
+/// Answers a command that `called` does not have.
+fn answer_command(word: &str, called: &Called<'_>, program: &Command, recipes: &[&str]) -> Option<String> {
+    let name = word.replace('_', "-").to_lowercase();
+    let mut answer = None;
+    for guess in COMMANDS.iter().filter(|guess| guess.within == called.name) {
+        if lists(guess.names, " ", &name) {
+            answer = Some(guess.answer.to_string());
+        }
+    }
+    let answer = answer
+        .or_else(|| answer_recipe_command(word, called, program, recipes))
+        .or_else(|| command_within(&name, program))?;
+    let typed = format!("{} {word}", called.full_name());
+    Some(format!("`{typed}` is no command: {answer}"))
+}
+
+/// Answers the name of a recipe, or of a key, in place of a command.
+fn answer_recipe_command(
+    word: &str,
+    called: &Called<'_>,
+    program: &Command,
+    recipes: &[&str],
+) -> Option<String> {
+    let names = nearest_recipes(word, recipes);
+    match (called.name.as_str(), names.as_slice()) {
+        ("recipe", []) => {
+            let is_key = !keys_named(word).is_empty() || keys().iter().any(|key| key.path.starts_with(word));
+            is_key.then(|| format!("use `ocelli recipe keys {word}`"))
+        }
+        ("recipe", [name]) => Some(format!("use `ocelli recipe show {name}`")),
+        ("recipe", names) => Some(format!("use `ocelli recipe show NAME`, with {}", list(names))),
+        // A misspelled command is none of them.
+        ("", [name]) if program.find_subcommand(name).is_some() => None,
+        ("", [name]) => {
+            Some(format!("use `ocelli pretrain --recipe {name} --shards FOLDER --workdir FOLDER`"))
+        }
+        ("", [_, ..]) => Some(format!("use `ocelli pretrain --recipe NAME`, with {}", list(&names))),
+        _ => None,
+    }
+}
+
+/// Returns the command of this name within another command.
+fn command_within(name: &str, program: &Command) -> Option<String> {
+    for command in program.get_subcommands().filter(|command| command.get_name() != "help") {
+        if let Some(found) = command.find_subcommand(name) {
+            return Some(format!("use `ocelli {} {}`", command.get_name(), found.get_name()));
+        }
+    }
+    None
+}
+
+/// Says what the flags that are missing expect; `None` if that is not known of all of them.
+fn answer_missing(error: &clap::Error, called: &Called<'_>) -> Option<String> {
+    let ContextValue::Strings(missing) = error.get(ContextKind::InvalidArg)? else { return None };
+    let mut lines = Vec::new();
+    for flag in missing {
+        // An alternative is written as `<--checkpoint <CHECKPOINT>|--watch <WORKDIR>>`.
+        let name = flag.trim_start_matches('<').strip_prefix("--")?.split([' ', '|', '>']).next()?;
+        let mut needs = NEEDS.iter().filter(|need| need.flag == name);
+        let need = needs.find(|need| is_for(need.commands, called))?;
+        lines.push(format!("--{name}: {}", need.words));
+    }
+    match lines.as_slice() {
+        [] => None,
+        [line] => Some(format!("`{}` needs {line}", called.full_name())),
+        lines => Some(format!("`{}` needs\n  {}", called.full_name(), lines.join("\n  "))),
+    }
+}
+
+/// Names the value nearest to a value that a flag does not accept, if the error lists those that it
+/// accepts.
+fn answer_value(error: &clap::Error) -> Option<String> {
+    let flag = text_of(error, ContextKind::InvalidArg)?;
+    let value = text_of(error, ContextKind::InvalidValue)?;
+    let source = error.source()?.to_string();
+    let (_, accepted) = source.split_once("one of ")?;
+    let nearest = nearest(&value.to_lowercase(), accepted.split(", "))?;
+    let name = flag.split(' ').next()?;
+    Some(format!("{name} {value}: did you mean {nearest}? expected one of {accepted}"))
+}
+
+/// Checks the keys of `overrides`, settings of the form `optim.lr=1e-3`: returns an answer for the
+/// first whose key no recipe has, if it is known in other tools or in another section.
+pub(crate) fn answer_settings(overrides: &[String]) -> Option<String> {
+    for entry in overrides {
+        if let Some(answer) = answer_setting(entry) {
+            let (path, _) = entry.split_once('=')?;
+            return Some(format!("--set {entry}: no key is called {}; use {answer}", path.trim()));
+        }
+    }
+    None
+}
+
+/// Returns the flags that a setting with an unknown key may mean; `None` if the key exists, or
+/// nothing is known of it.
+fn answer_setting(entry: &str) -> Option<String> {
+    let (path, value) = entry.split_once('=')?;
+    let path = path.trim();
+    if is_key(path) {
+        return None;
+    }
+    let name = path.rsplit('.').next()?.replace('_', "-").to_lowercase();
+    if let Some(path) = key_of_other_tools(&name) {
+        return Some(format!("--set {}", setting_of(path, &[value])));
+    }
+    let named = keys_named(&name);
+    if named.is_empty() { None } else { Some(settings_of(&named, &[value])) }
+}
+
+/// Returns whether a recipe may have a key or a section at `path`, in which entries of lists are
+/// numbered.
+fn is_key(path: &str) -> bool {
+    let mut normalized = String::new();
+    for part in path.split('.') {
+        if part.parse::<usize>().is_ok() {
+            normalized.push_str("[]");
+        } else {
+            if !normalized.is_empty() {
+                normalized.push('.');
+            }
+            normalized.push_str(part);
+        }
+    }
+    keys().iter().any(|key| is_within(&normalized, &key.path) || is_within(&key.path, &normalized))
+}
+
+/// Returns whether `path` is `outer` or within it.
+fn is_within(path: &str, outer: &str) -> bool {
+    let rest = path.strip_prefix(outer);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+/// Returns the path of the key that other tools call `name`, without a unit of length.
+pub(crate) fn key_called(name: &str) -> Option<&'static str> {
+    let path = key_of_other_tools(&name.replace('_', "-").to_lowercase())?;
+    let is_key = keys().iter().any(|key| key.path == path);
+    if is_key { Some(path) } else { path.rsplit_once('.').map(|(path, _)| path) }
+}
+
+/// Returns the path of the key that other tools call `name`, with hyphens, and the unit if it is a
+/// length.
+fn key_of_other_tools(name: &str) -> Option<&'static str> {
+    for guess in FLAGS {
+        if let Replacement::Key(path) = guess.replacement
+            && lists(guess.names, " ", name)
+        {
+            return Some(path);
+        }
+    }
+    None
+}
+
+/// Returns the message that there is no recipe `name`, with those that it may mean.
+pub(crate) fn unknown_recipe(name: &str, recipes: &[&str]) -> String {
+    let n = recipes.len();
+    let names = nearest_recipes(name, recipes);
+    if names.is_empty() {
+        return format!(
+            "there is no recipe and no file {name}: `ocelli recipe list` lists the {n} built-in recipes, \
+             `ocelli recipe new` prints a new one"
+        );
+    }
+    format!("there is no recipe {name}: did you mean {}? `ocelli recipe list` lists all {n}", list(&names))
+}
+
+/// Returns whether `name` is the name of a recipe of another tool, by its extension.
+pub(crate) fn is_recipe_of_other_tools(name: &str) -> bool {
+    has_extension(name, &OTHER_RECIPES)
+}
+
+/// Returns the recipes that `name` may mean: the one that is written differently, those of a
+/// family, the most similar ones, or those that contain the name.
+fn nearest_recipes<'a>(name: &str, recipes: &[&'a str]) -> Vec<&'a str> {
+    let name = name.trim_end_matches(".toml").to_lowercase().replace(['-', ' '], "_");
+    let same: Vec<&str> = recipes.iter().copied().filter(|recipe| *recipe == name).collect();
+    if !same.is_empty() {
+        return same;
+    }
+    let beginning = format!("{name}_");
+    let family: Vec<&str> = recipes.iter().copied().filter(|recipe| recipe.starts_with(&beginning)).collect();
+    if !family.is_empty() {
+        return family;
+    }
+    if let Some(similar) = nearest(&name, recipes.iter().copied()) {
+        return vec![similar];
+    }
+    let is_long = name.len() >= 3;
+    recipes.iter().copied().filter(|recipe| is_long && recipe.contains(&name)).collect()
+}
+
+/// Returns the word of `known` that is most similar to `word`, if it is similar enough.
+fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let mut nearest = None;
+    let mut largest = SIMILAR;
+    for candidate in known {
+        let similarity = strsim::jaro_winkler(candidate, word);
+        if similarity > largest {
+            nearest = Some(candidate);
+            largest = similarity;
+        }
+    }
+    nearest
+}
+
+/// Lists names: `a, b or c`.
+fn list(names: &[&str]) -> String {
+    let shown = &names[..names.len().min(MOST_NAMES)];
+    match shown {
+        [] => String::new(),
+        [name] => (*name).to_string(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RECIPES: [&str; 5] =
+        ["dino_cifar", "dino_vits16", "dinov2_cifar", "dinov2_continue", "lejepa_cifar"];
+
+    #[test]
+    fn recipes_are_found_by_family_similarity_and_part() {
+        assert_eq!(nearest_recipes("dino_cfar", &RECIPES), ["dino_cifar"]);
+        assert_eq!(nearest_recipes("dinov2", &RECIPES), ["dinov2_cifar", "dinov2_continue"]);
+        assert_eq!(nearest_recipes("DINO-ViTS16", &RECIPES), ["dino_vits16"]);
+        assert_eq!(nearest_recipes("vits16", &RECIPES), ["dino_vits16"]);
+        assert!(nearest_recipes("mae", &RECIPES).is_empty());
+    }
+
+    #[test]
+    fn keys_of_lists_and_units_are_known() {
+        for path in
+            ["optim", "optim.lr", "optim.length.epochs", "views.crops.0.scale.1", "data.mix.web", "model"]
+        {
+            assert!(is_key(path), "{path}");
+        }
+        for path in ["lr", "optim.epochs", "train.lr", "optim.l"] {
+            assert!(!is_key(path), "{path}");
+        }
+        assert_eq!(answer_setting("epochs=3").as_deref(), Some("--set optim.length.epochs=3"));
+        assert_eq!(answer_setting("train.batch_size_per_gpu=8").as_deref(), Some("--set optim.batch_size=8"));
+        assert_eq!(answer_setting("lr=1").as_deref(), Some("--set optim.lr=1"));
+        assert_eq!(answer_setting("optim.lr=1"), None);
+    }
+
+    /// Every key of the table exists, and no name stands twice where the first answer would hide
+    /// the second.
+    #[test]
+    fn keys_of_the_table_exist() {
+        for guess in FLAGS {
+            if let Replacement::Key(path) = guess.replacement {
+                assert!(is_key(path), "{path}");
+            }
+            for name in guess.names.split(' ') {
+                assert!(!name.is_empty() && name == name.replace('_', "-").to_lowercase(), "{name}");
+            }
+        }
+    }
+}

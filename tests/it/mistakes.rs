@@ -1,0 +1,157 @@
+//! Mistaken commands and their answers, as `mistakes.txt` lists them: commands as users of other
+//! tools type them, files that are something else, and weights, runs and images that do not fit.
+//!
+//! An entry is a line `$ ocelli …`, and a line with the exit code and the words that the answer
+//! must have, separated by bars. All commands are run in one folder.
+
+use std::fs;
+use std::path::Path;
+
+use crate::bands::npy_u16;
+use crate::methods::{CONVNEXT, LEJEPA, SIMCLR, VIT, recipe};
+use crate::support::{World, ok, program};
+
+/// Smallest number of entries.
+const LEAST: usize = 60;
+
+/// A command with its answer.
+struct Mistake {
+    /// Words after the name of the program, as they are typed.
+    command: String,
+    code: i32,
+    /// Texts that the answer has.
+    words: Vec<String>,
+}
+
+/// Reads the entries.
+fn read_mistakes() -> Vec<Mistake> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/it/mistakes.txt");
+    let text = fs::read_to_string(path).unwrap();
+    let mut lines = text.lines();
+    let mut mistakes = Vec::new();
+    while let Some(line) = lines.next() {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let command = line.strip_prefix("$ ocelli ").unwrap_or_else(|| panic!("no command: {line}"));
+        let answer = lines.next().unwrap();
+        let mut parts = answer.split(" | ");
+        let code = parts.next().unwrap().parse().unwrap_or_else(|_| panic!("no exit code: {answer}"));
+        let words: Vec<String> = parts.map(str::to_string).collect();
+        assert!(!words.is_empty(), "no words for {command}");
+        mistakes.push(Mistake { command: command.to_string(), code, words });
+    }
+    mistakes
+}
+
+/// Encodes a small image.
+fn encode(seed: u8, format: image::ImageFormat) -> Vec<u8> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    image::RgbImage::from_fn(20, 20, |x: u32, y: u32| {
+        image::Rgb([seed.wrapping_mul(37), (x * 9) as u8, (y * 11) as u8])
+    })
+    .write_to(&mut bytes, format)
+    .unwrap();
+    bytes.into_inner()
+}
+
+/// Writes eight images into `folder`, which is created.
+fn write_images(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    for number in 0..8u8 {
+        fs::write(folder.join(format!("{number}.png")), encode(number, image::ImageFormat::Png)).unwrap();
+    }
+}
+
+/// Writes eight tiles of four bands of 16 bits into `folder`, which is created.
+fn write_tiles(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    for number in 0..8u16 {
+        let values: Vec<u16> =
+            (0..4 * 24 * 20).map(|i: u16| i.wrapping_mul(31).wrapping_add(number)).collect();
+        fs::write(folder.join(format!("{number}.npy")), npy_u16([4, 24, 20], &values)).unwrap();
+    }
+}
+
+/// Creates the folder in which the commands are run: images with classes and without, tiles, a
+/// shard, runs, weights of a convolutional network, and files that are not what their names say.
+fn prepare() -> World {
+    let world = World::new(24);
+    write_images(&world.path("photos/cat"));
+    write_images(&world.path("photos/dog"));
+    write_images(&world.path("flat"));
+    write_tiles(&world.path("tiles"));
+    fs::write(world.path("lejepa.toml"), recipe(VIT, LEJEPA, 2, "")).unwrap();
+    fs::write(world.path("convnext.toml"), recipe(CONVNEXT, SIMCLR, 0, "algorithm = 'adamw'")).unwrap();
+    let one_step = ["--set", "optim.length={steps=1}"];
+    for (file, run) in [("tiny.toml", "runs/mine"), ("convnext.toml", "runs/convnext")] {
+        let mut args = world.pretrain_args(run, &one_step);
+        args[2] = world.text(file);
+        ok(&program().args(&args).output().unwrap());
+    }
+    let weights = world.text("convnext.safetensors");
+    ok(&world.ocelli(&["export", "--checkpoint", &world.text("runs/convnext"), "--out", &weights]));
+    fs::copy(&weights, world.path("weights.tar")).unwrap();
+    let jpeg = encode(1, image::ImageFormat::Jpeg);
+    for name in ["photo.tar", "photo.tar.gz", "photo.parquet", "photo.npy"] {
+        fs::write(world.path(name), &jpeg).unwrap();
+    }
+    let page = "<!DOCTYPE html>\n<html><title>Please log in</title></html>\n";
+    fs::write(world.path("page.tar"), page).unwrap();
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 1024\n";
+    fs::write(world.path("pointer.tar"), pointer).unwrap();
+    fs::write(world.path("list.csv"), "where,what\nphotos/cat/0.png,cat\n").unwrap();
+    fs::write(world.path("x.yaml"), "optim:\n  lr: 0.001\n").unwrap();
+    world
+}
+
+/// Runs the command of `mistake` in the folder of `world`; returns a description of what is wrong
+/// with its answer, if anything is.
+fn check(world: &World, mistake: &Mistake) -> Option<String> {
+    let args = mistake.command.split_whitespace();
+    let output = program().current_dir(world.folder.path()).args(args).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let answer = format!("{}{stderr}", String::from_utf8_lossy(&output.stdout));
+    let mut faults = Vec::new();
+    if output.status.code() != Some(mistake.code) {
+        faults.push(format!("exit code {:?} instead of {}", output.status.code(), mistake.code));
+    }
+    let n_errors = usize::from(mistake.code != 0);
+    if stderr.matches("error:").count() != n_errors || stderr.contains("panicked") {
+        faults.push(format!("not {n_errors} error"));
+    }
+    for words in &mistake.words {
+        if !answer.contains(words) {
+            faults.push(format!("without {words:?}"));
+        }
+    }
+    if faults.is_empty() {
+        return None;
+    }
+    Some(format!("$ ocelli {}\n{}\n{answer}", mistake.command, faults.join("; ")))
+}
+
+/// Every mistake gets the exit code and the words of the table.
+#[test]
+fn mistakes_are_answered() {
+    let mistakes = read_mistakes();
+    assert!(mistakes.len() >= LEAST, "{} entries", mistakes.len());
+    let world = prepare();
+    let faults: Vec<String> = mistakes.iter().filter_map(|mistake| check(&world, mistake)).collect();
+    assert!(faults.is_empty(), "{} of {}:\n\n{}", faults.len(), mistakes.len(), faults.join("\n"));
+    assert!(!world.path("runs/x").exists(), "a mistaken command has begun a run");
+}
+
+/// What the answers advise works: the commands that continue from convolutional weights.
+#[test]
+fn advice_for_convolutional_weights_works() {
+    let world = prepare();
+    let shards = world.text("photos");
+    let workdir = world.text("runs/continued");
+    let weights = world.text("convnext.safetensors");
+    let small = ["--set", "optim.batch_size=4", "--set", "optim.length={steps=1}"];
+    let views = ["--set", "views.crops.0.size_px=32", "--set", "views.crops.1.size_px=16"];
+    let advised = ["--recipe", "lejepa_vits16", "--set", "model=from_init", "--init", &weights];
+    let args = ["pretrain", "--shards", &shards, "--workdir", &workdir];
+    ok(&world.ocelli(&[&args[..], &advised, &small, &views].concat()));
+}
