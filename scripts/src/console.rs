@@ -31,17 +31,10 @@ const LINE_EVERY_S: f64 = 30.0;
 #[group(id = "messages")]
 pub(crate) struct ConsoleFlags {
     /// Print only warnings and errors: no progress, no notes.
-    #[arg(short, long, global = true, help_heading = "Messages", hide_short_help = true)]
+    #[arg(short, long, global = true, help_heading = "Messages", hide = true)]
     quiet: bool,
     /// Print more details, such as which files are fetched or skipped.
-    #[arg(
-        short,
-        long,
-        global = true,
-        conflicts_with = "quiet",
-        help_heading = "Messages",
-        hide_short_help = true
-    )]
+    #[arg(short, long, global = true, conflicts_with = "quiet", help_heading = "Messages", hide = true)]
     pub(crate) verbose: bool,
     /// Format of the messages on standard error: text or json.
     #[arg(
@@ -51,7 +44,7 @@ pub(crate) struct ConsoleFlags {
         default_value_t,
         value_name = "FORM",
         help_heading = "Messages",
-        hide_short_help = true
+        hide = true
     )]
     log_format: LogFormat,
     /// Seconds between progress lines when no bar is drawn.
@@ -62,7 +55,7 @@ pub(crate) struct ConsoleFlags {
         value_parser = positive_seconds,
         value_name = "SECONDS",
         help_heading = "Messages",
-        hide_short_help = true
+        hide = true
     )]
     log_every: f64,
 }

@@ -13,24 +13,29 @@ use crate::shards::limits::LimitFlags;
 
 /// Flags of the output.
 #[derive(clap::Args)]
+#[command(
+    mut_arg("samples_per_shard", |arg| arg.hide_short_help(true)),
+    mut_arg("bytes_per_shard", |arg| arg.hide_short_help(true)),
+    mut_arg("renumber", |arg| arg.hide_short_help(true))
+)]
 pub(crate) struct OutputFlags {
     /// Output folder for lists, pictures and shards. Rerun a stopped command with the same folder
     /// to continue it.
     #[arg(long)]
     pub(crate) out: PathBuf,
-    /// Also write the kept images to the folder as shards, with their keys, labels and all other
-    /// members.
+    /// Also write the kept images as shards. They are in the output folder, with their keys, labels
+    /// and all other members.
     #[arg(long, requires = "shards")]
     pack: bool,
     /// Prefix of the shard names.
-    #[arg(long, default_value = "train")]
+    #[arg(long, default_value = "train", hide_short_help = true)]
     prefix: String,
     #[command(flatten)]
     limits: LimitFlags,
     /// Delete the output of another call in the folder and start over.
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// Print a line of JSON at the end: images, kept, shards, and fields specific to the command.
+    /// Print a line of JSON at the end. It has images, kept, shards, and fields of the command.
     #[arg(long)]
     json: bool,
 }

@@ -24,32 +24,31 @@ const NAMED: usize = 5;
 
 /// Flags of `embed`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  \
-        ocelli embed --checkpoint dinov2_vits14_pretrain.pth --shards 'data/train-*.tar' --out \
-        features.parquet\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --part \
-        3/16\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --join 16"
-)]
+#[command(after_help = "Examples:\n  \
+        ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  \
+        ocelli embed --checkpoint dinov2_vits14.pth --shards data/ --out f.parquet\n  \
+        ocelli embed --checkpoint runs/mine --shards data/ --out f.npy --part 3/16\n  \
+        ocelli embed --checkpoint runs/mine --shards data/ --out f.npy --join 16")]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint folder, or weights: a file or folder from `ocelli
-    /// export`, DINO, DINOv2, timm, torchvision or transformers.
-    #[arg(long)]
+    /// Run, checkpoint, or weights: a file or a folder. Weights are from `ocelli export`, DINO,
+    /// DINOv2, timm, torchvision or transformers.
+    #[arg(long, value_name = "PATH")]
     checkpoint: PathBuf,
     #[command(flatten)]
     network: NetworkFlags,
     /// Shards of images to embed.
     #[arg(long, num_args = 1.., required_unless_present = "images", conflicts_with = "images")]
     shards: Vec<String>,
-    /// Folder of images, with or without one sub-folder per class, or a .txt, .csv, .tsv or .jsonl
-    /// list of paths.
+    /// Folder of images, or a list of their paths. A folder may have one sub-folder per class; a
+    /// list is .txt, .csv, .tsv or .jsonl.
     #[arg(long, value_name = "FOLDER|LIST")]
     images: Option<PathBuf>,
-    /// Output file: .npy, with the images' keys and classes in FILE.rows.jsonl; .parquet; or
-    /// .safetensors.
+    /// Output file: .npy, .parquet or .safetensors. Keys and classes of the images of a .npy are in
+    /// FILE.rows.jsonl.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Concatenate the class tokens of the last N blocks, or the mean feature maps of the last N
-    /// stages.
+    /// Concatenate the class tokens of the last N blocks. Of convolutional networks, these are the
+    /// mean feature maps of the last N stages.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "patches")]
     levels: usize,
     /// Append the mean patch token of the last block.
@@ -67,7 +66,8 @@ pub(crate) struct Args {
     cache: CacheFlags,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// Print a line of JSON at the end: images, undecodable, width, cached, seconds, images_per_s.
+    /// Print a line of JSON at the end. It has images, undecodable, width, cached, seconds and
+    /// images_per_s.
     #[arg(long)]
     json: bool,
 }

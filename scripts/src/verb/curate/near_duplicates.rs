@@ -13,18 +13,16 @@ use crate::curation::{Call, CellFlags, InputFlags, OutputFlags, ThresholdFlag, b
 
 /// Flags of `curate near-duplicates`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli curate near-duplicates --checkpoint runs/mine --shards data/ --out \
-        unique/ --pack\n  ocelli curate near-duplicates --features features.npy --threshold 0.97 --out \
-        unique/"
-)]
+#[command(after_help = "Examples:\n  \
+        ocelli curate near-duplicates --checkpoint runs/a --shards data/ --out n/\n  \
+        ocelli curate near-duplicates --features f.npy --threshold 0.97 --out n/")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
     #[command(flatten)]
     threshold: ThresholdFlag,
-    /// Compare each image only with better images that are kept, or with all better images, like
-    /// SemDeDup, which removes more.
+    /// Compare an image with the better images that are kept, or with all better images. SemDeDup
+    /// does the latter, which removes more.
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     compare_with: CompareWith,
     #[command(flatten)]

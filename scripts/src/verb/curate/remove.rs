@@ -12,13 +12,9 @@ use crate::parts::{PartFlags, result_of_all};
 
 /// Flags of `curate remove`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli curate remove --checkpoint runs/mine --shards data/ --like test/ \
-        --out clean/ --pack\n  ocelli curate remove --features features.npy --like-features test.npy \
-        --threshold 0.9 --out clean/\n  ocelli curate remove --features features.npy --like-features \
-        test.npy --out clean/ --part 3/16\n  ocelli curate remove --features features.npy --like-features \
-        test.npy --out clean/ --join 16"
-)]
+#[command(after_help = "Examples:\n  \
+        ocelli curate remove --checkpoint runs/a --shards data/ --like test/ --out r/\n  \
+        ocelli curate remove --features f.npy --like-features t.npy --out r/")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,

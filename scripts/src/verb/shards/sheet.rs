@@ -18,8 +18,9 @@ use prep::open::{open_dataset, split_folders};
 
 /// Flags of `shards contact-sheet`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  ocelli shards contact-sheet data/ --out sheet.png\n  ocelli shards \
-        contact-sheet data/ --recipe dino_vits16 --count 8 --out views.png")]
+#[command(after_help = "Examples:\n  \
+        ocelli shards contact-sheet data/ --out sheet.png\n  \
+        ocelli shards contact-sheet data/ --recipe dino_vits16 --count 8 --out v.png")]
 pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
