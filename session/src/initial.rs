@@ -11,7 +11,7 @@ use trainer::{Plan, Recipe};
 use weights::{Hints, fitted};
 
 use crate::error::SessionError;
-use crate::network::{Backbone, model_of};
+use crate::network::{Backbone, check_exists, model_of};
 
 /// File that names the run and the step that a fork began with.
 const FORKED_FROM: &str = "forked-from.txt";
@@ -103,6 +103,7 @@ pub(crate) fn check(
 /// Checks that the run `from` has the backbone of `recipe`, by the keys on which the meaning of
 /// weights depends.
 fn check_fork(recipe: &Recipe, from: &Path) -> Result<(), SessionError> {
+    check_exists(from)?;
     let forked = Checkpoint::open(from)?.manifest.plan.recipe;
     if forked.model.n_channels() != recipe.model.n_channels() {
         return Err(SessionError::ForkChannels {
