@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let images = ImageSet::open_some(source, square, DecodeRules::default(), name, args.count)?;
             // The classes of a folder of images are names.
             let names = read_class_names(&split_folders(&args.shards)?.sources(storage)?);
-            sheets::thumbnails(&args.out, &images, |class| class_name(&names, class).to_string())?;
+            sheets::thumbnails(&args.out, &images, |class| format!("{:?}", class_name(&names, class)))?;
         }
     }
     out!("{}", args.out.display());
