@@ -8,6 +8,7 @@
 mod console;
 
 mod cluster;
+mod columns;
 mod curation;
 mod evaluation_flags;
 mod exit;

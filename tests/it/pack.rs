@@ -235,7 +235,7 @@ fn images_rotated_by_exif_are_reported() {
     let output = world.ocelli(&["shards", "stats", &packed]);
     ok(&output);
     let stats = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(stats.contains("1 rotated by EXIF (applied only with data.apply_exif=true)"), "{stats}");
+    assert!(stats.contains("EXIF turns 1 image (applied only with data.apply_exif=true)"), "{stats}");
     let sizes = ["--shards", &photos, "--set", "optim.length={steps=2}"];
     let stderr = ok(&world.pretrain("run", &sizes));
     check_message(

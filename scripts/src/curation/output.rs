@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use curate::io::{Columns, ImagePair, LIST, OutputFolder, OutputSettings};
+use pipeline::words::{counted, thousands};
 use prep::names::shard_list;
 use report::picture::sheets::{Pair, image_pairs};
 use serde_json::{Value, json};
@@ -61,7 +62,8 @@ impl OutputFlags {
         mut summary: Value,
     ) -> anyhow::Result<()> {
         let n_kept = output.write_lists(kept, columns)?;
-        out!("{n_kept} of {} images kept: {}", kept.len(), self.out.join(LIST).display());
+        let images = counted(kept.len() as u64, "image");
+        out!("{} of {images} kept: {}", thousands(n_kept as u64), self.out.join(LIST).display());
         if self.pack {
             let n_shards = output.pack(kept, &StageBar::new())?;
             out!("shards: {}", shard_list(&self.out, &self.prefix, n_shards));

@@ -8,6 +8,7 @@ use eval::features::file::Format;
 use eval::image_sets::{open_files, open_images, report_bits};
 use eval::{FeatureKind, ImageSet};
 use pipeline::Storage;
+use pipeline::words::counted;
 use prep::parts::Work;
 use serde_json::{Value, json};
 use session::EvaluatedNetwork;
@@ -113,14 +114,15 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let n = embedded.table.len();
     let width = embedded.table.columns.width();
     if let Work::Join(n_parts) = job.work {
-        out!("{n} rows of width {width} from {n_parts} parts written to {}", out.display());
+        let rows = counted(n as u64, "row");
+        out!("{rows} of width {width} from {n_parts} parts written to {}", out.display());
         print_summary(args, &embedded, json!({}));
         return Ok(ExitCode::SUCCESS);
     }
     let Embedded { is_cached, seconds, .. } = embedded;
     let rate = embedded.images.len() as f64 / seconds;
     let source = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
-    out!("{n} rows of width {width} written to {} ({source})", out.display());
+    out!("{} of width {width} written to {} ({source})", counted(n as u64, "row"), out.display());
     out!("network: {}; images: {}", open.network_name, open.transform);
     let timing = json!({ "cached": is_cached, "seconds": seconds, "images_per_s": rate });
     print_summary(args, &embedded, timing);
@@ -133,7 +135,8 @@ fn print_summary(args: &Args, embedded: &Embedded, mut line: Value) {
     let missing = embedded.missing();
     let left_out: Vec<String> = missing.iter().map(|index| image_name(images, *index)).collect();
     if !missing.is_empty() {
-        out!("{} unusable images have no row: {}", missing.len(), list_flaws(images, &missing));
+        let unusable = counted(missing.len() as u64, "unusable image");
+        out!("{unusable} without a row: {}", list_flaws(images, &missing));
     }
     if args.json {
         line["images"] = json!(embedded.table.len());

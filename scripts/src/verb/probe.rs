@@ -10,6 +10,7 @@ use eval::row::EvaluationRow;
 use eval::scores::{measure_rows, measures_to_json, rows, to_json};
 use eval::{Check, SampleSizes, label_free};
 use pipeline::Storage;
+use pipeline::words::counted;
 use serde_json::json;
 use session::{EvaluatedNetwork, Evaluation, WatchEvent, find_workdir};
 
@@ -163,7 +164,8 @@ fn score(
     }
     print_table(&table);
     if scores.n_bad > 0 {
-        out!("{} unusable images were excluded; run `ocelli shards verify` to see why", scores.n_bad);
+        let unusable = counted(scores.n_bad as u64, "unusable image");
+        out!("{unusable} excluded; run `ocelli shards verify` to see why");
     }
     let about = open.info(checkpoint)?;
     record(args, checkpoint, open, &rows(scores, &split, &about));

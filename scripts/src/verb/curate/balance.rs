@@ -7,6 +7,7 @@ use anyhow::bail;
 use clap::ValueEnum;
 use curate::Metric;
 use curate::io::{Balance, LevelSizes};
+use pipeline::words::{counted, thousands};
 use serde_json::json;
 
 use crate::console::say;
@@ -95,7 +96,11 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
         for (level, sizes) in balanced.level_sizes().iter().enumerate() {
             let LevelSizes { n_clusters, least, most, median } = sizes;
             let number = level + 1;
-            out!("level {number}: {n_clusters} clusters of {least} to {most} images, median {median}");
+            let clusters = counted(*n_clusters as u64, "cluster");
+            let least = thousands(*least);
+            let most = thousands(*most);
+            let median = thousands(*median);
+            out!("level {number}: {clusters} of {least} to {most} images, median {median}");
         }
         let [least, most] = balanced.probability_range();
         out!(

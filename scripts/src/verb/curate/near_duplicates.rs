@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use curate::Metric;
 use curate::io::{NearDuplicates, PAIRS, qualities, six_digits};
 use curate::selection::ComparedWith;
+use pipeline::words::counted;
 use serde_json::json;
 
 use crate::console::say;
@@ -60,8 +61,9 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
         let n_images = found.kept.len();
         let n_copies = found.n_copies;
         out!(
-            "{n_copies} near-duplicates of {} images, at a cosine similarity of {threshold} or more",
-            found.n_originals
+            "{} of {}, at a cosine similarity of {threshold} or more",
+            counted(n_copies as u64, "near-duplicate"),
+            counted(found.n_originals as u64, "image")
         );
         if 2 * n_copies > n_images {
             say(format!(

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use curate::Metric;
 use curate::io::{Comparison, PAIRS, Removal, removal_columns, six_digits};
+use pipeline::words::{counted, thousands};
 use serde_json::json;
 
 use crate::curation::{Call, InputFlags, OtherFlags, OutputFlags, ThresholdFlag, bars, draw_pairs, finish};
@@ -46,8 +47,9 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
         let n_removed = kept.iter().filter(|is_kept| !**is_kept).count();
         let n_others = like.names.len();
         out!(
-            "{n_removed} images match one of {n_others} others, at a cosine similarity of {threshold} or \
-             more"
+            "{} with a match among {} others, at a cosine similarity of {threshold} or more",
+            counted(n_removed as u64, "image"),
+            thousands(n_others as u64)
         );
         draw_pairs(&args.output.out.join(PAIRS), removal.pairs(&input, &like, &nearest), threshold)?;
         let summary = json!({ "threshold": six_digits(threshold) });

@@ -6,6 +6,7 @@ use anyhow::bail;
 use clap::ValueEnum;
 use curate::Metric;
 use curate::io::{Comparison, Retrieval, RetrievedImages};
+use pipeline::words::{counted, thousands};
 use prep::parts::Work;
 use serde_json::json;
 
@@ -69,7 +70,8 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
     let images = RetrievedImages::new(&retrieved, input.names.len());
     finish(ranks, || {
         let n_given = like.names.len();
-        out!("{} images retrieved for {n_given} given ones", retrieved.len());
+        let images = counted(retrieved.len() as u64, "image");
+        out!("{images} retrieved for {} given", thousands(n_given as u64));
         let summary = json!({ "queries": n_given });
         args.output.write(&output, &images.kept, &|row| images.columns(&like, row), summary)
     })
