@@ -55,7 +55,8 @@ impl ViewMix {
             }
             let n_groups = multicrop.groups().len();
             if sizes_px.len() != n_groups {
-                let reason = format!("has {} sizes, but the views have {n_groups}", sizes_px.len());
+                let n_sizes = sizes_px.len();
+                let reason = format!("expected one size for each group of views ({n_groups}), not {n_sizes}");
                 return Err(invalid(i, "sizes_px", reason));
             }
             let resized = multicrop.resized(sizes_px);
@@ -147,7 +148,7 @@ mod tests {
         assert_eq!(error(&[choice(f64::NAN, &[512, 112])]).0, "mix[0].share");
         let (field, reason) = error(&[choice(1.0, &[512])]);
         assert_eq!(field, "mix[0].sizes_px");
-        assert!(reason.contains("has 1 sizes, but the views have 2"), "{reason}");
+        assert!(reason.contains("one size for each group of views (2), not 1"), "{reason}");
         let (field, reason) = error(&[choice(1.0, &[512, 112]), choice(1.0, &[96, 96])]);
         assert_eq!(field, "mix[1].sizes_px");
         assert!(reason.contains("must differ in size"), "{reason}");

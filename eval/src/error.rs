@@ -31,7 +31,7 @@ pub enum EvalError {
     },
     /// Two sets have different names for a class.
     #[error(
-        "class {class} is {} in {} and {} in {}: the lists of names (classes.txt) beside them differ, so \
+        "class {class} is {:?} in {} and {:?} in {}: the lists of names (classes.txt) beside them differ, so \
          their classes are numbered differently",
         names[0], splits[0], names[1], splits[1]
     )]

@@ -127,13 +127,14 @@ impl EvaluationRow {
     }
 
     /// Returns the name of the score in trackers, in a run whose evaluated network is `evaluated`.
-    /// Scores that may not be compared have different names: besides the test set, the network, the
-    /// side of the images and the metric, a name contains the training set, its number of images,
-    /// and the settings of the protocol. Names differ from those of the run's probe.
+    /// Scores that may not be compared have different names: besides the metric, the test set, the
+    /// network and the side of the images, a name contains the training set, its number of images,
+    /// and the settings of the protocol, what is looked for first coming first. Names differ from
+    /// those of the run's probe.
     pub fn score_name(&self, evaluated: &str) -> String {
         let network = if self.about.network == evaluated { "evaluated" } else { &self.about.network };
         let size_px = self.about.transform.map_or(0, |transform| transform.size_px);
-        let mut name = format!("eval/{}/{network}/{size_px}px/{}", self.test.set, self.metric);
+        let mut name = format!("eval/{}/{}/{network}/{size_px}px", self.metric, self.test.set);
         if let Some(train) = self.train.as_ref().filter(|train| !train.set.is_empty()) {
             name += &format!("/{}", train.set);
             name += &train.images.map_or_else(String::new, |images| format!("-{images}"));
@@ -261,7 +262,7 @@ mod tests {
     fn tracker_names_depend_on_training_set_and_settings() {
         let knn = serde_json::json!({ "k": [20], "leave_one_out": false, "temperature": 0.07 });
         let name = knn_row("teacher", 5000, knn.clone(), 0).score_name("teacher");
-        assert_eq!(name, "eval/cifar/test/evaluated/32px/knn_20/cifar/train-5000/temperature-0.07");
+        assert_eq!(name, "eval/knn_20/cifar/test/evaluated/32px/cifar/train-5000/temperature-0.07");
         assert_eq!(name, knn_row("student", 5000, knn.clone(), 0).score_name("student"));
         let others = [
             knn_row("student", 5000, knn.clone(), 0),

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::words::counted;
+
 /// An error of the data path. Each variant names the shard, key or file it is about.
 #[derive(Debug, thiserror::Error)]
 pub enum PipelineError {
@@ -113,7 +115,10 @@ pub enum PipelineError {
         wanted: String,
     },
     /// The shards hold no sample with one of the wanted extensions.
-    #[error("no samples: {n_shards} shard(s) hold no member with extension {wanted}; first shard {first}")]
+    #[error(
+        "no samples: no member with extension {wanted} in {}; first shard {first}",
+        counted(*n_shards as u64, "shard")
+    )]
     Empty {
         /// Number of shards that were read.
         n_shards: usize,

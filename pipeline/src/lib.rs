@@ -30,6 +30,7 @@ mod source;
 pub mod source_name;
 pub(crate) mod storage;
 pub mod url;
+pub mod words;
 
 pub use error::PipelineError;
 pub use progress::{NoProgress, Progress};

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use augment::{DecodeRules, Image, Rgb8};
 use pipeline::file::AtomicFile;
 use pipeline::secrets::redact_list;
+use pipeline::words::counted;
 use pipeline::{Progress, Shard, Source, Storage};
 use serde_json::{Value, json};
 
@@ -282,6 +283,16 @@ impl Copies {
         let encoded = shard.image(entry.index).ok()?;
         let image = Image::decode_any(&encoded.files(), &DecodeRules::default()).ok()?;
         Some((shard.key(entry.index).to_string(), image.picture()))
+    }
+
+    /// Describes sample `index` within its group: `kept`, `exact copy`, `near copy, 2 bits apart`.
+    pub fn role(&self, index: usize) -> String {
+        match self.copies.iter().find(|copy| copy.entry == index).map(|copy| copy.distance) {
+            Some(None) => "exact copy".into(),
+            Some(Some(distance)) => format!("near copy, {} apart", counted(u64::from(distance), "bit")),
+            None if self.entries[index].shard < self.n_against => "of the other set".into(),
+            None => "kept".into(),
+        }
     }
 
     /// Returns the path of the list of the samples that are kept: see [`KeyList`].

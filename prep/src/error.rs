@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use augment::AugmentError;
 use image::ImageError;
 use pipeline::PipelineError;
+use pipeline::words::counted;
 
 /// An error about a data set. Variants name the file, column or image they are about.
 #[derive(Debug, thiserror::Error)]
@@ -141,7 +142,7 @@ pub enum PrepError {
     #[error("--overwrite would delete the results of parts: to start over, remove the folder")]
     OverwrittenParts,
     /// Results of parts do not exist.
-    #[error("{n_missing} part(s) are missing: run {named} first")]
+    #[error("missing: {}; run {named} first", counted(*n_missing as u64, "part"))]
     MissingParts {
         /// Number of the missing parts.
         n_missing: usize,
@@ -300,7 +301,7 @@ pub enum PrepError {
         seen: String,
     },
     /// No sample has one of the wanted keys.
-    #[error("none of the {n_keys} keys was found in the {n_shards} shard(s)")]
+    #[error("none of the {n_keys} keys was found in {}", counted(*n_shards as u64, "shard"))]
     MissingKeys {
         /// Number of keys that were asked for.
         n_keys: usize,

@@ -7,6 +7,7 @@ use augment::facts::facts;
 use pipeline::shard::IMAGE_EXTENSIONS;
 use pipeline::shard::files::{ImageFile, shard_from_files};
 use pipeline::url::{is_parquet, is_shard};
+use pipeline::words::counted;
 use pipeline::{ColumnNames, Dataset, PipelineError, SampleId, Shard, Source, Storage};
 
 use crate::error::PrepError;
@@ -172,8 +173,8 @@ fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
     }
     if let Some(first) = others.first() {
         tracing::warn!(
-            "{spec}: skipped {} images in formats that only `ocelli shards pack` reads, such as {first}",
-            others.len()
+            "{spec}: skipped {} of a format that only `ocelli shards pack` reads, such as {first}",
+            counted(others.len() as u64, "image")
         );
     }
     if files.is_empty() {
@@ -216,8 +217,9 @@ pub fn report_turned(dataset: &Dataset, rules: &DecodeRules) {
     }
     if n_turned > 0 {
         tracing::info!(
-            "{n_turned} of {n_read} inspected images have an EXIF rotation, which is ignored, as in \
-             published recipes; apply it with --set data.apply_exif=true"
+            "EXIF turns {n_turned} of {}: not applied, as in published recipes; turn images with --set \
+             data.apply_exif=true",
+            counted(n_read, "inspected image")
         );
     }
 }

@@ -14,6 +14,7 @@ use augment::bands::{self, MapData};
 use augment::facts::facts;
 use pipeline::shard::NO_CLASS;
 use pipeline::shard::write::{ShardFile, ShardLimits, plan_shards, sample_bytes};
+use pipeline::words::counted;
 use pipeline::{PipelineError, Progress, Shard, file};
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
@@ -75,13 +76,14 @@ impl Packed {
     pub fn report(&self) {
         report_skipped(&self.skipped);
         if let Some((list, n)) = &self.failures {
-            tracing::warn!("{n} images could not be packed: see {}", list.display());
+            tracing::warn!("{} could not be packed: see {}", counted(*n as u64, "image"), list.display());
         }
         let Noticed { n_turned, bits } = &self.noticed;
         if *n_turned > 0 {
             tracing::info!(
-                "{n_turned} images have an EXIF rotation; they are packed unchanged, and training ignores \
-                 it, as in published recipes; apply it with data.apply_exif=true"
+                "EXIF turns {}: packed as stored, and not turned in training, as in published recipes; \
+                 turn images with data.apply_exif=true",
+                counted(*n_turned as u64, "image")
             );
         }
         bits.report(&DecodeRules::default(), "scale them with data.bits_used in a recipe");

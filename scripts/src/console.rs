@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
+use textwrap::{Options, WordSeparator, WordSplitter, WrapAlgorithm, fill, termwidth};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
@@ -31,17 +32,10 @@ const LINE_EVERY_S: f64 = 30.0;
 #[group(id = "messages")]
 pub(crate) struct ConsoleFlags {
     /// Print only warnings and errors: no progress, no notes.
-    #[arg(short, long, global = true, help_heading = "Messages", hide_short_help = true)]
+    #[arg(short, long, global = true, help_heading = "Messages", hide = true)]
     quiet: bool,
     /// Print more details, such as which files are fetched or skipped.
-    #[arg(
-        short,
-        long,
-        global = true,
-        conflicts_with = "quiet",
-        help_heading = "Messages",
-        hide_short_help = true
-    )]
+    #[arg(short, long, global = true, conflicts_with = "quiet", help_heading = "Messages", hide = true)]
     pub(crate) verbose: bool,
     /// Format of the messages on standard error: text or json.
     #[arg(
@@ -51,7 +45,7 @@ pub(crate) struct ConsoleFlags {
         default_value_t,
         value_name = "FORM",
         help_heading = "Messages",
-        hide_short_help = true
+        hide = true
     )]
     log_format: LogFormat,
     /// Seconds between progress lines when no bar is drawn.
@@ -62,7 +56,7 @@ pub(crate) struct ConsoleFlags {
         value_parser = positive_seconds,
         value_name = "SECONDS",
         help_heading = "Messages",
-        hide_short_help = true
+        hide = true
     )]
     log_every: f64,
 }
@@ -324,6 +318,44 @@ pub(crate) fn print_line(line: std::fmt::Arguments<'_>) {
     }
 }
 
+/// Writes a paragraph to standard output, whose lines end between words at the width of the output;
+/// see [`print_paragraph`].
+macro_rules! prose {
+    ($($arg:tt)*) => {
+        $crate::console::print_paragraph(0, &format!($($arg)*))
+    };
+}
+
+/// Writes `text` to standard output. Lines that are wider than the output end between words, and
+/// continue after `indent` spaces.
+pub(crate) fn print_paragraph(indent: usize, text: &str) {
+    match output_width() {
+        Some(width) => print_line(format_args!("{}", wrap_words(text, indent, width))),
+        None => print_line(format_args!("{text}")),
+    }
+}
+
+/// Returns the width of standard output in characters: that of the terminal, or COLUMNS. A file and
+/// a pipe have none: programs read lines.
+pub(crate) fn output_width() -> Option<usize> {
+    if is_hosted() {
+        return None;
+    }
+    if std::io::stdout().is_terminal() {
+        return Some(termwidth());
+    }
+    std::env::var("COLUMNS").ok()?.parse().ok().filter(|width| *width > 0)
+}
+
+/// Breaks the lines of `text` between words at `width` characters.
+fn wrap_words(text: &str, indent: usize, width: usize) -> String {
+    let spaces = " ".repeat(indent);
+    let options = Options::new(width).subsequent_indent(&spaces).break_words(false);
+    let options =
+        options.word_separator(WordSeparator::AsciiSpace).word_splitter(WordSplitter::NoHyphenation);
+    fill(text, options.wrap_algorithm(WrapAlgorithm::FirstFit))
+}
+
 /// Exits the program, because standard output cannot be written.
 pub(crate) fn output_lost(error: &std::io::Error) -> ! {
     // A reader that closes the pipe early, such as `head`, is not an error.
@@ -331,4 +363,20 @@ pub(crate) fn output_lost(error: &std::io::Error) -> ! {
         say(format!("error: cannot write to standard output: {error}"));
     }
     std::process::exit(i32::from(OUTPUT_LOST));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wrap_words;
+
+    #[test]
+    fn lines_end_between_words() {
+        let text = "launcher       none: a single process, started by hand";
+        let wrapped =
+            "launcher       none: a single\n               process, started by\n               hand";
+        assert_eq!(wrap_words(text, 15, 36), wrapped);
+        assert_eq!(wrap_words(text, 15, 100), text);
+        assert_eq!(wrap_words("run.max_unit_parameters=3", 0, 9), "run.max_unit_parameters=3");
+        assert_eq!(wrap_words("one\ntwo three", 0, 5), "one\ntwo\nthree");
+    }
 }

@@ -10,7 +10,13 @@ use serde_json::Value;
 pub(crate) struct CacheFlags {
     /// Size of the feature cache in GB, for later evaluations of the same weights and images; 0
     /// disables it.
-    #[arg(long, env = "OCELLI_FEATURES_GB", value_name = "GB", default_value_t = 20.0)]
+    #[arg(
+        long,
+        env = "OCELLI_FEATURES_GB",
+        value_name = "GB",
+        default_value_t = 20.0,
+        hide_short_help = true
+    )]
     features_gb: f64,
 }
 
@@ -25,14 +31,14 @@ impl CacheFlags {
 /// Protocols and their settings.
 #[derive(clap::Args)]
 pub(crate) struct ProtocolFlags {
-    /// Protocols: knn, linear-honest, linear-dino, linear-dinov2 (as published: hours to days),
-    /// linear-dinov2-features (the same heads on features computed once), logreg, few-shot,
-    /// segmentation; comma-separated.
+    /// Protocols, comma-separated: knn, linear-honest, linear-dino, linear-dinov2,
+    /// linear-dinov2-features, logreg, few-shot, segmentation. As published, linear-dinov2 takes
+    /// hours to days; linear-dinov2-features trains the same heads on features computed once.
     #[arg(long, value_delimiter = ',', default_values = ["knn", "linear-honest"])]
     protocol: Vec<String>,
     /// Setting of a protocol, such as knn.k=5,20 or linear-honest.epochs=20. Can be repeated. An
     /// unknown setting prints a list of valid ones.
-    #[arg(long = "set", value_name = "PROTOCOL.KEY=VALUE")]
+    #[arg(long = "set", value_name = "NAME.KEY=VALUE")]
     settings: Vec<String>,
     /// Search each test image's neighbors among the other test images, without a training set
     /// (knn).

@@ -1,6 +1,11 @@
 //! Exit codes: 0 done · 1 a check has failed · 2 configuration · 3 data · 74 standard output cannot
 //! be written · 78 not finite · 101 a bug · 134 lost peer or deadline · 143 preempted, checkpoint
 //! written.
+//!
+//! A path that does not exist was misspelled in a flag or a recipe: configuration. A file that exists
+//! and cannot be used is data, and so is one that disappears during a run.
+
+use std::io;
 
 use curate::CurateError;
 use eval::EvalError;
@@ -15,7 +20,7 @@ use weights::WeightsError;
 
 /// A check has failed.
 pub(crate) const CHECK_FAILED: u8 = 1;
-/// The recipe, the flags or the work directory are invalid.
+/// The recipe, the flags or the work directory are invalid, or name what does not exist.
 pub(crate) const CONFIGURATION: u8 = 2;
 /// The shards, the disk or a checkpoint have a defect.
 const DATA: u8 = 3;
@@ -33,7 +38,6 @@ pub(crate) const PREEMPTED: u8 = 143;
 /// Returns the exit code for `error`.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     let code = error.chain().find_map(|cause| {
-        let is_io = cause.is::<std::io::Error>() || cause.is::<csv::Error>();
         let code = cause.downcast_ref::<SessionError>().map(session_code);
         code.or_else(|| cause.downcast_ref::<PrepError>().map(prep_code))
             .or_else(|| cause.downcast_ref::<TrainError>().map(train_code))
@@ -43,14 +47,26 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
             .or_else(|| cause.downcast_ref::<ReportError>().map(report_code))
             .or_else(|| cause.downcast_ref::<CurateError>().map(curate_code))
             .or_else(|| cause.downcast_ref::<EvalError>().map(eval_code))
-            .or(is_io.then_some(DATA))
+            .or_else(|| cause.downcast_ref::<io::Error>().map(file_code))
+            .or_else(|| cause.is::<csv::Error>().then_some(DATA))
     });
     // Errors without a type come from the flags.
     code.unwrap_or(CONFIGURATION)
 }
 
+/// Returns the code for a file that cannot be read or written.
+fn file_code(error: &io::Error) -> u8 {
+    match error.kind() {
+        io::ErrorKind::NotFound => CONFIGURATION,
+        _ => DATA,
+    }
+}
+
 fn session_code(error: &SessionError) -> u8 {
     match error {
+        SessionError::Io { source, .. }
+        | SessionError::FileSystem { source, .. }
+        | SessionError::CheckpointRemoved { source, .. } => file_code(source),
         SessionError::Ranks(error) | SessionError::Fabric { source: error, .. } => engine_code(error),
         SessionError::Prep(error) => prep_code(error),
         SessionError::Data(error) => pipeline_code(error),
@@ -58,11 +74,7 @@ fn session_code(error: &SessionError) -> u8 {
         SessionError::Train(error) => train_code(error),
         SessionError::Eval(error) => eval_code(error),
         SessionError::InitialHeads { source } => session_code(source),
-        SessionError::Io { .. }
-        | SessionError::FileSystem { .. }
-        | SessionError::CheckpointRemoved { .. }
-        | SessionError::UnusableImages { .. }
-        | SessionError::ForkCopy { .. } => DATA,
+        SessionError::UnusableImages { .. } | SessionError::ForkCopy { .. } => DATA,
         SessionError::NoShards
         | SessionError::RemoteShards
         | SessionError::NoHeads { .. }
@@ -107,11 +119,8 @@ fn session_code(error: &SessionError) -> u8 {
 fn prep_code(error: &PrepError) -> u8 {
     match error {
         PrepError::Data(error) => pipeline_code(error),
-        PrepError::Io { .. }
-        | PrepError::Walk { .. }
-        | PrepError::Table { .. }
-        | PrepError::FileSystem { .. }
-        | PrepError::Client(_) => DATA,
+        PrepError::Io { source, .. } | PrepError::FileSystem { source, .. } => file_code(source),
+        PrepError::Walk { .. } | PrepError::Table { .. } | PrepError::Client(_) => DATA,
         PrepError::Line { .. }
         | PrepError::Missing { .. }
         | PrepError::NotImages { .. }
@@ -168,6 +177,7 @@ fn eval_code(error: &EvalError) -> u8 {
     match error {
         EvalError::Data(error) => pipeline_code(error),
         EvalError::Prep(error) => prep_code(error),
+        EvalError::Io { source, .. } => file_code(source),
         EvalError::NoFiles { .. }
         | EvalError::Exists { .. }
         | EvalError::TooManyParts { .. }
@@ -188,7 +198,6 @@ fn eval_code(error: &EvalError) -> u8 {
         | EvalError::NoMasks { .. }
         | EvalError::Mask { .. }
         | EvalError::OneClass { .. }
-        | EvalError::Io { .. }
         | EvalError::Read { .. }
         | EvalError::Write { .. } => DATA,
     }
@@ -200,6 +209,7 @@ fn curate_code(error: &CurateError) -> u8 {
         CurateError::Eval(error) => eval_code(error),
         CurateError::Prep(error) => prep_code(error),
         CurateError::Data(error) => pipeline_code(error),
+        CurateError::Io { source, .. } => file_code(source),
         CurateError::TooManyClusters { .. }
         | CurateError::NoClusters
         | CurateError::Levels { .. }
@@ -222,10 +232,7 @@ fn curate_code(error: &CurateError) -> u8 {
         | CurateError::NoGroups { .. }
         | CurateError::NoneListed { .. }
         | CurateError::NoLevel { .. } => CONFIGURATION,
-        CurateError::Shape { .. }
-        | CurateError::NotFinite { .. }
-        | CurateError::PeersFailed { .. }
-        | CurateError::Io { .. } => DATA,
+        CurateError::Shape { .. } | CurateError::NotFinite { .. } | CurateError::PeersFailed { .. } => DATA,
     }
 }
 
@@ -249,6 +256,8 @@ fn train_code(error: &TrainError) -> u8 {
         TrainError::Ranks(error) => engine_code(error),
         TrainError::NotFinite { .. } => NOT_FINITE,
         TrainError::WrongProduct { .. } => CHECK_FAILED,
+        // The shard existed when the run began.
+        TrainError::Data(PipelineError::MissingShard { .. }) => DATA,
         TrainError::Data(error) => pipeline_code(error),
         TrainError::Io { .. }
         | TrainError::CheckpointWrite { .. }
@@ -281,8 +290,8 @@ fn report_code(error: &ReportError) -> u8 {
 fn weights_code(error: &WeightsError) -> u8 {
     match error {
         WeightsError::Unsupported { .. } | WeightsError::Exists { .. } => CONFIGURATION,
-        WeightsError::Io { .. }
-        | WeightsError::Malformed { .. }
+        WeightsError::Io { source, .. } => file_code(source),
+        WeightsError::Malformed { .. }
         | WeightsError::Unknown { .. }
         | WeightsError::Network(NetworkError::Weights { .. }) => DATA,
     }
@@ -304,6 +313,7 @@ fn engine_code(error: &EngineError) -> u8 {
 fn pipeline_code(error: &PipelineError) -> u8 {
     match error {
         PipelineError::InvalidShardList { .. }
+        | PipelineError::MissingShard { .. }
         | PipelineError::UnevenShare { .. }
         | PipelineError::Sampling { .. } => CONFIGURATION,
         _ => DATA,

@@ -12,21 +12,21 @@ use crate::network_flags::WeightFlags;
 #[derive(Clone, Default, clap::Args)]
 #[group(id = "initial")]
 pub(crate) struct InitialFlags {
-    /// Initial weights of the backbone, instead of the recipe's init.weights: a file or folder from
-    /// DINO, DINOv2, DINOv3, timm, torchvision, transformers or `ocelli export`, or a run. Heads
-    /// are initialized randomly unless the recipe sets init.heads.
+    /// Initial weights of the backbone, instead of the recipe's init.weights. They are a file or
+    /// folder from DINO, DINOv2, DINOv3, timm, torchvision, transformers or `ocelli export`, or a
+    /// run. Heads are initialized randomly unless the recipe sets init.heads.
     #[arg(long, value_name = "WEIGHTS", conflicts_with = "fork")]
     init: Option<PathBuf>,
     #[command(flatten)]
     weights: WeightFlags,
-    /// Start from another run's newest checkpoint, or from the given checkpoint, with its optimizer
-    /// state, in the new --workdir. The recipe can differ, except for the networks; a Gram teacher
-    /// can be added.
+    /// Start from a checkpoint of another run, with its optimizer state. RUN is the run's folder, for
+    /// its newest checkpoint, or a checkpoint; --workdir is new. The recipe can differ, except for
+    /// the networks; a Gram teacher can be added.
     #[arg(long, value_name = "RUN")]
     fork: Option<PathBuf>,
     /// Resume a run even if its optim.length has increased. Schedules that depend on the length of
     /// the run jump.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     lengthen: bool,
 }
 

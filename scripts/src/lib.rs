@@ -8,11 +8,13 @@
 mod console;
 
 mod cluster;
+mod columns;
 mod curation;
 mod evaluation_flags;
 mod exit;
 mod forecast;
 mod guesses;
+mod help;
 mod initial;
 mod memory;
 mod network_flags;
@@ -34,7 +36,7 @@ use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Args, Command, CommandFactory, Parser, Subcommand};
 use signal_hook::consts::{SIGABRT, SIGXFSZ};
 use signal_hook::flag::{register, register_conditional_shutdown};
 use tracing_subscriber::Layer;
@@ -49,8 +51,8 @@ use memory::MEMORY;
 pub use signals::interrupt;
 
 /// Self-supervised pretraining of vision models: from a folder of images to a scored backbone.
-#[derive(Parser)]
-#[command(name = "ocelli", version = env!("OCELLI_VERSION"), max_term_width = 100)]
+#[derive(Args)]
+#[command(version = env!("OCELLI_VERSION"), max_term_width = help::MAX_WIDTH)]
 struct Cli {
     #[command(flatten)]
     storage: storage::StorageFlags,
@@ -98,6 +100,26 @@ enum Verb {
     Man(verb::shell::ManArgs),
     /// Benchmark the training step, sharding, devices and the loader.
     Bench(verb::bench::Args),
+    /// Print the options of all commands.
+    #[command(hide = true)]
+    Options,
+}
+
+impl CommandFactory for Cli {
+    fn command() -> Command {
+        with_options_page(help::arrange(Self::augment_args(Command::new("ocelli"))))
+    }
+
+    fn command_for_update() -> Command {
+        with_options_page(help::arrange(Self::augment_args_for_update(Command::new("ocelli"))))
+    }
+}
+
+impl Parser for Cli {}
+
+/// Returns `command` with the page `ocelli help options`.
+fn with_options_page(command: Command) -> Command {
+    command.mut_subcommand("options", |options| options.override_help(help::options_page()))
 }
 
 /// Runs the program on the process's arguments.
@@ -281,6 +303,10 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Verb::Completions(args) => Ok(verb::shell::completions(&args, Cli::command())),
         Verb::Man(args) => verb::shell::man(&args, Cli::command()),
         Verb::Bench(args) => verb::bench::run(&args, &storage),
+        Verb::Options => {
+            out!("{}", help::options_page().to_string().trim_end());
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 
@@ -342,6 +368,7 @@ mod tests {
         let examples = examples(&Cli::command());
         assert!(examples.len() > 25, "{examples:?}");
         for example in examples {
+            assert!(example.len() <= 78, "{example} does not fit a line of 80 characters");
             let (_, command) = example.split_at(example.find("ocelli ").expect("the program"));
             let words = command.split(' ').map(|word| word.trim_matches('\''));
             if let Err(error) = Cli::try_parse_from(words) {

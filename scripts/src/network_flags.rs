@@ -9,14 +9,14 @@ use weights::{Hints, Library};
 #[derive(Default, clap::Args)]
 pub(crate) struct NetworkFlags {
     /// Network of a run, by name, such as student [default: the one its method evaluates].
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     network: Option<String>,
     /// Input image size in pixels, instead of the model's.
-    #[arg(long, value_name = "PX")]
+    #[arg(long, value_name = "PX", hide_short_help = true)]
     image_px: Option<u32>,
-    /// Short side after resizing, before the center crop [default: from the configuration of the
-    /// weights, else 256/224 of the crop; for logreg, the crop]. Set it to the model's size to
-    /// leave thumbnails unresized.
+    /// Short side after resizing, before the center crop. Set it to the model's size to leave
+    /// thumbnails unresized [default: from the configuration of the weights, else 256/224 of the
+    /// crop; for logreg, the crop].
     #[arg(long, value_name = "PX")]
     resize_px: Option<u32>,
     #[command(flatten)]
@@ -36,27 +36,31 @@ impl NetworkFlags {
 
 /// Flags for facts that a weights file may not state.
 #[derive(Clone, Default, clap::Args)]
+#[command(
+    mut_arg("bits_used", |arg| arg.hide_short_help(true)),
+    mut_arg("no_data", |arg| arg.hide_short_help(true))
+)]
 pub(crate) struct WeightFlags {
     /// Library that a weights file comes from, if its tensor names are ambiguous: dino, dinov2,
     /// dinov3, timm, torchvision or transformers.
-    #[arg(long, value_name = "LIBRARY")]
+    #[arg(long, value_name = "LIBRARY", hide_short_help = true)]
     source: Option<Library>,
     /// Number of attention heads, for a weights file [default: from its config.json, else one per
     /// 64 channels].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", hide_short_help = true)]
     heads: Option<usize>,
     /// Normalization, for a weights file: imagenet, half (0.5, as in many timm models), or
     /// `R,G,B/R,G,B`, the mean and standard deviation per channel [default: from the file, else
     /// imagenet].
-    #[arg(long, value_name = "COLORS", value_parser = normalization)]
+    #[arg(long, value_name = "COLORS", value_parser = normalization, hide_short_help = true)]
     normalization: Option<Normalization>,
     /// Epsilon of the layer norms, for a weights file [default: from the file, else that of the
     /// published networks].
-    #[arg(long, value_name = "EPSILON", value_parser = epsilon)]
+    #[arg(long, value_name = "EPSILON", value_parser = epsilon, hide_short_help = true)]
     norm_epsilon: Option<f64>,
     /// Bits per channel, for a weights file: 8, 16 or 32 (floating point) [default: from the file,
     /// else 8].
-    #[arg(long = "bits", value_name = "BITS", value_parser = depth)]
+    #[arg(long = "bits", value_name = "BITS", value_parser = depth, hide_short_help = true)]
     depth: Option<Depth>,
     #[command(flatten)]
     pub(crate) values: ValueFlags,

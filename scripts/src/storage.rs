@@ -27,7 +27,7 @@ pub(crate) struct StorageFlags {
         global = true,
         value_name = "FOLDER",
         help_heading = "Cache",
-        hide_short_help = true
+        hide = true
     )]
     cache: Option<PathBuf>,
     /// Maximum size of the shard cache, in GB.
@@ -38,16 +38,16 @@ pub(crate) struct StorageFlags {
         value_name = "GB",
         default_value_t = 100.0,
         help_heading = "Cache",
-        hide_short_help = true
+        hide = true
     )]
     cache_gb: f64,
     /// Column of a list or Parquet file that holds the images or their paths [default: detected by
     /// content or common names].
-    #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide_short_help = true)]
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide = true)]
     image_column: Option<String>,
     /// Column of a list or Parquet file that holds the classes [default: label or another common
     /// name].
-    #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide_short_help = true)]
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Columns", hide = true)]
     label_column: Option<String>,
 }
 

@@ -11,7 +11,7 @@ use trainer::{Plan, Recipe};
 use weights::{Hints, fitted};
 
 use crate::error::SessionError;
-use crate::network::{Backbone, model_of};
+use crate::network::{Backbone, check_exists, model_of};
 use crate::provenance::Provenance;
 
 /// File that names the run and the step that a fork began with.
@@ -119,6 +119,7 @@ pub(crate) fn check(
 /// Opens the checkpoint of the run `from`, whose backbone must be that of `recipe`, by the keys on
 /// which the meaning of weights depends.
 fn open_fork(recipe: &Recipe, from: &Path) -> Result<Checkpoint, SessionError> {
+    check_exists(from)?;
     let checkpoint = Checkpoint::open(from)?;
     let forked = &checkpoint.manifest.plan.recipe;
     if forked.model.n_channels() != recipe.model.n_channels() {

@@ -158,7 +158,7 @@ pub fn model_of(path: &Path, hints: &Hints) -> Result<ModelConfig, SessionError>
 }
 
 /// Checks that `path` exists; the error about a removed checkpoint lists the remaining ones.
-fn check_exists(path: &Path) -> Result<(), SessionError> {
+pub(crate) fn check_exists(path: &Path) -> Result<(), SessionError> {
     let Err(source) = std::fs::metadata(path) else { return Ok(()) };
     let path = path.to_path_buf();
     let others = path.parent().map(steps).unwrap_or_default();

@@ -9,9 +9,53 @@ use pipeline::{PipelineError, Share};
 fn a_missing_shard_is_named() {
     let world = World::new(1);
     let output = world.pretrain("run", &["--shards", "nowhere/x-{0..1}.tar"]);
-    check_message("bad_input::a_missing_shard_is_named.pretrain", &fails(&output, 3));
+    check_message("bad_input::a_missing_shard_is_named.pretrain", &fails(&output, 2));
     let output = world.ocelli(&["shards", "verify", "nowhere/x-{0..1}.tar"]);
-    check_message("bad_input::a_missing_shard_is_named.verify", &fails(&output, 3));
+    check_message("bad_input::a_missing_shard_is_named.verify", &fails(&output, 2));
+}
+
+/// A path that does not exist is an error of the command line, whichever flag names it, and not of the
+/// data: a scheduler may start a run with damaged data again, but not a misspelled one.
+#[test]
+fn missing_paths_are_errors_of_the_command_line() {
+    let world = World::new(4);
+    world.extract("files");
+    let shard = world.text("data/train-000000.tar");
+    let recipe = world.text("tiny.toml");
+    let commands = [
+        "shards ls GONE.tar",
+        "shards verify GONE",
+        "shards stats GONE*.tar",
+        "shards index GONE.parquet",
+        "shards pack GONE --out OUT",
+        "shards pack GONE.csv --urls --out OUT",
+        "shards pack FILES --classes GONE.txt --out OUT",
+        "shards subset SHARD --keys GONE.txt --out OUT",
+        "shards dedup SHARD --against GONE.tar --out OUT",
+        "pretrain --recipe GONE.toml --shards SHARD --workdir OUT",
+        "pretrain --recipe RECIPE --shards GONE.tar --workdir OUT",
+        "pretrain --recipe RECIPE --shards SHARD --workdir OUT --init GONE.pth",
+        "pretrain --recipe RECIPE --shards SHARD --workdir OUT --fork GONE",
+        "embed --checkpoint GONE --shards SHARD --out OUT.npy",
+        "export --checkpoint GONE.pth --out OUT.onnx",
+        "probe --checkpoint GONE --train SHARD --test SHARD",
+        "curate outliers --features GONE.npy --out OUT",
+        "curate outliers --checkpoint GONE --shards SHARD --out OUT",
+        "report GONE",
+        "runs GONE",
+        "plan --recipe GONE.toml",
+    ];
+    for (i, command) in commands.iter().enumerate() {
+        let command = command.replace("SHARD", &shard).replace("FILES", &world.text("files"));
+        let command = command.replace("RECIPE", &recipe).replace("GONE", &world.text("gone"));
+        let command = command.replace("OUT", &world.text(&format!("out-{i}")));
+        let args: Vec<&str> = command.split(' ').collect();
+        let stderr = fails(&world.ocelli(&args), 2);
+        assert!(stderr.contains("gone"), "{command}: {stderr}");
+    }
+    // A file that exists and cannot be used is data.
+    std::fs::write(world.path("text.pth"), "no weights").unwrap();
+    fails(&world.ocelli(&["export", "--checkpoint", &world.text("text.pth"), "--out", "x.onnx"]), 3);
 }
 
 #[test]

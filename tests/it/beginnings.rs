@@ -61,7 +61,7 @@ fn a_run_begins_with_weights_and_resumes_without_their_file() {
     let output = world.pretrain("b", &without_init);
     check_message("beginnings::a_run_begins_with_weights_and_resumes_without_their_file", &fails(&output, 2));
     // A new run needs the file.
-    let error = fails(&world.pretrain("c", &more), 3);
+    let error = fails(&world.pretrain("c", &more), 2);
     assert!(error.contains("a.pth"), "{error}");
 }
 

@@ -11,6 +11,18 @@ pub(crate) fn browser() -> Option<&'static str> {
     BROWSERS.into_iter().find(|name| Command::new(name).arg("--version").output().is_ok())
 }
 
+/// Returns the titles of the charts of the page at `out`, as `browser` shows them.
+pub(crate) fn chart_titles(browser: &str, out: &str) -> Vec<String> {
+    let flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom"];
+    let output = Command::new(browser).args(flags).arg(format!("file://{out}")).output().unwrap();
+    let dom = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut titles = Vec::new();
+    for rest in dom.split("<h4>").skip(1) {
+        titles.push(rest.split('<').next().unwrap().to_string());
+    }
+    titles
+}
+
 /// Checks the page at `out` in a browser: more than `n_pictures` pictures, at least `n_lines` lines
 /// in charts, no errors, no text such as `undefined`, and nothing wider than the window.
 pub(crate) fn check_page(browser: &str, out: &str, n_pictures: usize, n_lines: usize) {

@@ -214,7 +214,7 @@ fn retrieval_outliers_and_removal_keep_the_expected_images() {
 
     let text =
         stdout(&curate(&world, "remove", "clean", &["--like-features", &like, "--threshold", "0.999"]));
-    assert!(text.contains("2 images match one of 2 others"), "{text}");
+    assert!(text.contains("2 images with a match among 2 others"), "{text}");
     assert_eq!(kept(&world, "clean"), [0, 2, 3, 4, 5, 7]);
 }
 

@@ -40,7 +40,7 @@ fn a_hole_in_a_shard_is_reported_and_the_other_shards_are_verified() {
         let output = world.ocelli(&["shards", "verify", &bad, &good]);
         assert_eq!(output.status.code(), Some(3));
         let stdout = String::from_utf8_lossy(&output.stdout);
-        assert!(stdout.contains("2 shard(s), 1 bad; 24 samples"), "{stdout}");
+        assert!(stdout.contains("2 shards, 1 bad; 24 samples"), "{stdout}");
         let name =
             format!("damage::a_hole_in_a_shard_is_reported_and_the_other_shards_are_verified.{damage}");
         let bad_line = lines_with(&String::from_utf8_lossy(&output.stderr), "bad.tar");

@@ -139,7 +139,7 @@ fn a_folder_is_embedded_without_being_packed() {
     let stderr = ok(&output);
     assert!(stderr.contains("1 .heic"), "{stderr}");
     let stdout = String::from_utf8_lossy(&output.stdout);
-    assert!(stdout.contains("1 unusable images have no row: dog/broken.jpg"), "{stdout}");
+    assert!(stdout.contains("1 unusable image without a row: dog/broken.jpg"), "{stdout}");
     assert_eq!(json_of(&output)["left_out"], serde_json::json!(["dog/broken.jpg"]));
     let rows = read_jsonl(&world.path("x.npy.rows.jsonl"));
     assert_eq!(rows.len(), 6);

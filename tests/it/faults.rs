@@ -176,10 +176,10 @@ fn a_pipe_as_shard_and_an_endless_recipe_are_refused() {
 #[test]
 fn messages_escape_control_characters_and_print_a_cause_once() {
     let world = World::new(24);
-    let stderr = fails(&world.ocelli(&["shards", "ls", &world.text("no\u{1b}cwhere.tar")]), 3);
+    let stderr = fails(&world.ocelli(&["shards", "ls", &world.text("no\u{1b}cwhere.tar")]), 2);
     assert!(!stderr.contains('\u{1b}') && stderr.contains("\\u{1b}cwhere"), "{stderr}");
     let missing = world.text("missing.pth");
-    let stderr = fails(&world.pretrain("run", &["--init", &missing]), 3);
+    let stderr = fails(&world.pretrain("run", &["--init", &missing]), 2);
     assert_eq!(stderr.matches("No such file").count(), 1, "{stderr}");
 }
 

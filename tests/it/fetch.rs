@@ -191,7 +191,7 @@ fn shards_are_read_from_s3() {
     let denied = fails(&list_s3(&world, &address, "wrong", spec), 3);
     assert!(denied.contains("cannot fetch s3://bucket/set/train-00000"), "{denied}");
     let output = list_s3(&world, &address, S3_KEYS[1], "s3://bucket/set/gone.tar");
-    check_message("fetch::shards_are_read_from_s3", &fails(&output, 3));
+    check_message("fetch::shards_are_read_from_s3", &fails(&output, 2));
 }
 
 #[test]

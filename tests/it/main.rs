@@ -58,6 +58,8 @@ mod gpu;
 mod gradients;
 /// Directed graphs.
 mod graph;
+/// Help of all commands.
+mod help;
 /// Identity of data in caches, resumed runs and parts.
 mod identity;
 /// Container images.

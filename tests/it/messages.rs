@@ -138,3 +138,20 @@ fn sections_belong_to_tests() {
         assert!(code.contains(&format!("fn {function}(")), "{name}");
     }
 }
+
+/// Nouns that messages count.
+const NOUNS: [&str; 11] =
+    ["classes", "files", "images", "keys", "members", "parts", "ranks", "rows", "samples", "shards", "steps"];
+
+/// A message says `1 image` and `2 images`, not `1 images` or `1 image(s)`.
+#[test]
+fn nouns_agree_with_their_numbers() {
+    for (name, message) in read_sections() {
+        assert!(!message.contains("(s)") && !message.contains("(es)"), "{name}: {message}");
+        let words: Vec<&str> = message.split_whitespace().collect();
+        for pair in words.windows(2) {
+            let noun = pair[1].trim_end_matches(|c: char| !c.is_alphabetic());
+            assert!(pair[0] != "1" || !NOUNS.contains(&noun), "{name}: {message}");
+        }
+    }
+}

@@ -40,7 +40,7 @@ fn mpi_passes_the_conformance_test() {
             let output = mpirun(n, folder.path(), &args).output().unwrap();
             ok(&output);
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
-            assert!(text.contains(&format!("mpi on {n} rank(s): all operations passed")), "{text}");
+            assert!(text.contains(&format!("mpi on {n} ranks: all operations passed")), "{text}");
         }
     }
 }

@@ -423,7 +423,7 @@ fn unusable_images_are_reported_with_the_reason() {
     let stdout = stdout(&output);
     assert!(
         stdout.contains(
-            "2 unusable images have no row: images/gone.png (it is missing), images/text.png (cannot decode"
+            "2 unusable images without a row: images/gone.png (it is missing), images/text.png (cannot decode"
         ),
         "{stdout}"
     );

@@ -295,7 +295,7 @@ fn an_array_of_jobs_computes_all_parts() {
     let joined = run_script(&[("JOIN", "3")], &args);
     ok(&joined);
     assert!(
-        String::from_utf8_lossy(&joined.stdout).contains("samples          20 in 1 shard(s)"),
+        String::from_utf8_lossy(&joined.stdout).contains("samples          20 in 1 shard;"),
         "{joined:?}"
     );
     assert_eq!(run_script(&[], &[]).status.code(), Some(2));

@@ -11,9 +11,10 @@ use networks::{ModelConfig, Origin};
 use serde_json::Value;
 use weights::{Card, Export, Format, Precision, Preprocessing};
 
-use crate::browser::{browser, check_page};
+use crate::browser::{browser, chart_titles, check_page};
 use crate::libraries::{pixels, random_parameters};
 use crate::messages::{check_message, lines_with};
+use crate::methods::{LEJEPA, VIT, recipe};
 use crate::support::{World, fails, json_of, ok, program, wait_for};
 
 /// Returns the data within a page.
@@ -133,6 +134,44 @@ fn missing_files_are_reported_and_the_rest_is_shown() {
     assert!(data["runs"][0]["no_gallery"].as_str().unwrap().contains("--images"), "{stderr}");
     let output = world.ocelli(&["report", &world.text("nowhere")]);
     check_message("report::missing_files_are_reported_and_the_rest_is_shown.nowhere", &fails(&output, 2));
+}
+
+/// Steps may take minutes: a page has loss, rate and stages of a run after its first step, and curves
+/// after its second.
+#[test]
+fn a_page_shows_a_run_from_its_first_step_on() {
+    let world = World::new(16);
+    for (step, steps) in [(1, &[1][..]), (3, &[1, 2])] {
+        let name = format!("run-{step}");
+        let fault = format!("kill:rank=0,step={step},phase=backward");
+        world.pretrain(&name, &["--set", "run.log_every_steps=50", "--inject-fault", &fault]);
+        ok(&world.ocelli(&["report", &world.text(&name), "--no-pictures"]));
+        let data = page_data(&fs::read_to_string(world.path(&name).join("report.html")).unwrap());
+        let run = &data["runs"][0];
+        let losses = run["series"]["train/loss"].as_array().unwrap();
+        let logged: Vec<u64> = losses.iter().map(|point| point[0].as_u64().unwrap()).collect();
+        assert_eq!(logged, steps, "{data}");
+        assert!(run["overview"]["loss"].is_f64() && run["overview"]["images_per_s"].is_f64(), "{data}");
+        assert!(run["overview"]["seconds_left"].is_f64(), "{data}");
+        assert!(run["stages"]["step_ms"].is_f64(), "{data}");
+    }
+}
+
+/// Folders of years are classes with the names of numbers.
+#[test]
+fn names_of_classes_are_quoted() {
+    let world = World::new(1);
+    for i in 0..12u32 {
+        let path = world.path(&format!("photos/{}/{i}.png", ["2023", "2024"][i as usize % 2]));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let image =
+            image::ImageBuffer::from_fn(20, 20, |x, y| image::Rgb([(x * 9) as u8, (y * i) as u8, i as u8]));
+        image.save(path).unwrap();
+    }
+    ok(&world.pretrain("run", &["--shards", &world.text("photos")]));
+    let data = page_data(&fs::read_to_string(world.path("run/report.html")).unwrap());
+    let neighbors = data["runs"][0]["gallery"]["neighbors"]["rows"].to_string();
+    assert!(neighbors.contains(r#"class \"2024\""#), "{neighbors}");
 }
 
 /// Row of the run whose folder ends with `name`.
@@ -407,4 +446,29 @@ fn scores_over_seeds_have_a_mean_and_a_deviation() {
         assert!(text.contains(part), "{text}");
     }
     fails(&world.ocelli(&["runs", &runs, "--format", "csv"]), 2);
+}
+
+/// Losses of different methods have no common scale. Left out if there is no browser.
+#[test]
+fn losses_of_different_methods_are_in_charts_of_their_own() {
+    let Some(browser) = browser() else { return };
+    let world = World::new(40);
+    ok(&world.pretrain("first", &[]));
+    ok(&world.pretrain("second", &["--set", "seed=4"]));
+    fs::write(
+        world.path("tiny.toml"),
+        recipe(VIT, LEJEPA, 2, "schedule = 'constant'\ncooldown = { steps = 4 }"),
+    )
+    .unwrap();
+    ok(&world.pretrain("other", &[]));
+    let out = world.text("all.html");
+    let runs = [world.text("first"), world.text("second"), world.text("other")];
+    ok(&world.ocelli(&["report", &runs[0], &runs[1], &runs[2], "--out", &out, "--no-pictures"]));
+    let titles = chart_titles(browser, &out);
+    for title in ["train/loss · dino", "train/loss · lejepa", "health/feature_std"] {
+        assert_eq!(titles.iter().filter(|found| *found == title).count(), 1, "{title}: {titles:?}");
+    }
+    assert!(!titles.contains(&"train/loss".to_string()), "{titles:?}");
+    ok(&world.ocelli(&["report", &runs[0], &runs[1], "--out", &out, "--no-pictures"]));
+    assert!(chart_titles(browser, &out).contains(&"train/loss".to_string()), "of one method");
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Output;
 use std::sync::{Arc, Mutex};
 
@@ -180,9 +181,34 @@ fn a_server_gets_every_number_of_a_run_once() {
     ]));
     ok(&track(&world, &tracker));
     let numbers = tracker.numbers();
-    assert!(numbers.keys().all(|name| name.starts_with("eval/data/train/evaluated/")), "{numbers:?}");
-    assert!(numbers.keys().any(|name| name.contains("/knn_20/data/train-24/")), "{numbers:?}");
+    let knn = numbers.keys().find(|name| name.starts_with("eval/knn_20/data/train/evaluated/"));
+    assert!(knn.is_some_and(|name| name.contains("px/data/train-24/")), "{numbers:?}");
     assert!(tracker.take("runs/create").is_empty());
+    // The sidebar of TensorBoard shows forty characters of a name.
+    let tags = event_tags(&world.path("run"));
+    assert!(tags.iter().any(|tag| tag.starts_with("eval/knn_20/data/train/evaluated-")), "{tags:?}");
+    assert!(tags.iter().any(|tag| tag == "train/loss"), "{tags:?}");
+    assert!(tags.iter().all(|tag| tag.len() <= 40), "{tags:?}");
+}
+
+/// Names of the numbers in the event files of `workdir`: fields of protocol buffers, whose number
+/// and length precede the text.
+fn event_tags(workdir: &Path) -> BTreeSet<String> {
+    let mut tags = BTreeSet::new();
+    for entry in fs::read_dir(workdir).unwrap().flatten() {
+        if !entry.file_name().to_string_lossy().starts_with("events.out.tfevents.") {
+            continue;
+        }
+        let bytes = fs::read(entry.path()).unwrap();
+        for at in 2..bytes.len() {
+            let len = usize::from(bytes[at - 1]);
+            let has_beginning = bytes[at..].starts_with(b"eval/") || bytes[at..].starts_with(b"train/");
+            if bytes[at - 2] == 0x0a && has_beginning {
+                tags.insert(String::from_utf8_lossy(&bytes[at..at + len]).into_owned());
+            }
+        }
+    }
+    tags
 }
 
 /// Returns `true` for pictures, the report and the plan.

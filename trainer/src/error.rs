@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use augment::AugmentError;
 use networks::NetworkError;
 use pipeline::PipelineError;
+use pipeline::words::counted;
 use ranks::EngineError;
 
 /// An error of the trainer. Variants name the file, key or value they are about.
@@ -156,8 +157,9 @@ pub enum TrainError {
     Network(#[from] NetworkError),
     /// Loss or gradients were not finite in too many steps in a row.
     #[error(
-        "loss or gradient was not finite for {n_steps} steps in a row, the last at step {step}; the last \
-         checkpoint is untouched: lower optim.lr or optim.clip_norm, or make the targets softer"
+        "loss or gradient was not finite for {} in a row, the last at step {step}; the last checkpoint \
+         is untouched: lower optim.lr or optim.clip_norm, or make the targets softer",
+        counted(u64::from(*n_steps), "step")
     )]
     NotFinite {
         /// The last such step.

@@ -139,7 +139,7 @@ impl Input {
     pub fn caption(&self, row: usize) -> String {
         let name = &self.names[row];
         match &name.class {
-            Some(class) => format!("{}, {class}", name.key),
+            Some(class) => format!("{}, class {class:?}", name.key),
             None => name.key.clone(),
         }
     }

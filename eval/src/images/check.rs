@@ -78,7 +78,7 @@ impl Check {
         let mut missing = Vec::new();
         for (class, name) in self.classes.iter().enumerate() {
             if self.train[class] == 0 && self.test[class] > 0 {
-                missing.push(name.as_str());
+                missing.push(format!("{name:?}"));
             }
         }
         let named = missing[..missing.len().min(NAMED)].join(", ");
@@ -183,7 +183,7 @@ mod tests {
     fn problems_are_reported_as_warnings() {
         assert_eq!(warnings(&[5, 5], &[2, 2], 0), "");
         assert!(warnings(&[5, 5], &[2, 2], 3).contains("3 of the 4 test images"));
-        assert!(warnings(&[5, 0], &[2, 2], 0).contains("no training images of the class c1"));
+        assert!(warnings(&[5, 0], &[2, 2], 0).contains("no training images of the class \"c1\""));
         assert!(warnings(&[5, 0], &[2, 0], 0).contains("all test images are of one class"));
         assert!(warnings(&[5, 0, 0, 0, 0, 0, 0], &[1; 7], 0).contains("c5 and 1 more"));
     }

@@ -24,6 +24,7 @@ use super::index::{IndexBuilder, MAX_MEMBERS, Member, ShardIndex, short_checksum
 use super::open::open_shard;
 use super::tar::{TarMember, list_members_in, split_key, text_of_name};
 use crate::identity::FileStamp;
+use crate::words::counted;
 use crate::{PipelineError, file, hash};
 
 const VERSION: u32 = 1;
@@ -143,13 +144,15 @@ fn group_samples<'m>(members: &'m [TarMember], path: &Path) -> Vec<SampleMembers
     close_run(run, &mut samples, &mut last_of_key);
     if n_replaced > 0 {
         tracing::warn!(
-            "shard {}: {n_replaced} duplicate member(s) within samples: the last of each is used, as when \
-             tar extracts them",
-            path.display()
+            "shard {}: {} with the name of another in its sample: the last of each is used, as when tar \
+             extracts them",
+            path.display(),
+            counted(n_replaced, "member")
         );
     }
     if n_hidden > 0 {
-        tracing::warn!("shard {}: skipped {n_hidden} member(s) in hidden folders", path.display());
+        let skipped = counted(n_hidden, "member");
+        tracing::warn!("shard {}: skipped {skipped} in hidden folders", path.display());
     }
     samples
 }

@@ -17,7 +17,7 @@ pub(crate) struct Sheet {
 pub(super) fn caption(images: &ImageSet, i: usize) -> String {
     let (_, key) = images.describe(i);
     match images.label(i).map(|label| &images.classes()[label as usize]) {
-        Some(class) => format!("{key}, class {class}"),
+        Some(class) => format!("{key}, class {class:?}"),
         None => key,
     }
 }

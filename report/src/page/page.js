@@ -17,11 +17,20 @@ function perRun(make) {
   });
 }
 
+// 115.3 -> 1 min 55 s: a duration in its two largest units
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
+  const s = Math.round(seconds);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
+  if (s < 172800) return `${Math.floor(s / 3600)} h ${Math.floor(s / 60) % 60} min`;
+  return `${Math.floor(s / 86400)} days ${Math.floor(s / 3600) % 24} h`;
+}
+
+// 12.345 -> 12.35 ms, 2500 -> 2.5 s, 115289 -> 1 min 55 s
+function milliseconds(ms) {
+  if (ms < 1000) return `${short(ms)} ms`;
+  return ms < 59500 ? `${String(Number((ms / 1000).toPrecision(3)))} s` : duration(ms / 1000);
 }
 
 function overview() {
@@ -49,18 +58,29 @@ const HIDDEN = ["train/samples", "train/epoch"];
 function curves(wanted) {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.series)))].filter((name) => wanted(name) && !HIDDEN.includes(name));
   names.sort((a, b) => rank(a) - rank(b) || a.localeCompare(b));
+  const rows = Math.max(...runs.map((run) => (run.series["train/loss"] || []).length));
   const constant = [];
   const charts = [];
   for (const name of names) {
-    const lines = runs.map((run, i) => ({ run: i, name: run.overview.name, points: run.series[name] || [] }));
-    const values = new Set(lines.flatMap((line) => line.points.map((p) => p[1])));
-    if (values.size === 1) constant.push(`${name} ${short([...values][0])}`);
-    else if (lines.some((line) => line.points.length > 1)) charts.push(new Chart(name, lines).node);
+    for (const { title, lines } of comparable(name)) {
+      const values = new Set(lines.flatMap((line) => line.points.map((p) => p[1])));
+      if (values.size === 1) constant.push(`${title} ${short([...values][0])}`);
+      else if (lines.some((line) => line.points.length > 1)) charts.push(new Chart(title, lines).node);
+    }
   }
   return [
     charts.length ? el("div", { class: "charts" }, ...charts) : null,
-    constant.length ? el("p", { class: "note" }, `The same in every row: ${constant.join(", ")}.`) : null,
+    constant.length ? el("p", { class: "note" }, `${rows === 1 ? "The only row so far" : "The same in every row"}: ${constant.join(", ")}.`) : null,
   ];
+}
+
+// Returns the lines of the metric `name` that one chart may hold. Losses and gradients of different methods are of different
+// quantities: each method has a chart of its own.
+function comparable(name) {
+  const lines = runs.map((run, i) => ({ run: i, name: run.overview.name, points: run.series[name] || [] })).filter((line) => line.points.length > 0);
+  const methods = [...new Set(lines.map((line) => runs[line.run].overview.method))];
+  if (!name.startsWith("train/") || methods.length < 2) return [{ title: name, lines }];
+  return methods.map((method) => ({ title: `${name} · ${method}`, lines: lines.filter((line) => runs[line.run].overview.method === method) }));
 }
 
 const sameKind = (a, b) => JSON.stringify(a) === JSON.stringify(b);
@@ -164,16 +184,16 @@ function stages(run) {
     const share = ms / Math.max(total, known);
     if (share < 0.001) return;
     const shade = name === "rest" ? "var(--line)" : COLORS[i % COLORS.length];
-    const part = el("div", { title: `${name}: ${ms.toFixed(1)} ms` });
+    const part = el("div", { title: `${name}: ${milliseconds(ms)}` });
     part.style.width = `${100 * share}%`;
     part.style.background = shade;
     bar.append(part);
     const key = el("i");
     key.style.background = shade;
-    legend.append(el("span", {}, key, `${name} ${short(ms)} ms, ${(100 * share).toFixed(0)} %`));
+    legend.append(el("span", {}, key, `${name} ${milliseconds(ms)}, ${(100 * share).toFixed(0)} %`));
   });
-  const ranks = waiting > 0.001 * total ? ` Of that, ${short(waiting)} ms are spent waiting for other ranks.` : "";
-  return [el("p", { class: "note" }, `A step takes ${short(total)} ms, the mean of the newest rows, as the host sees it: work that a GPU still has before it counts where the host waits for it.${ranks}`), bar, legend];
+  const ranks = waiting > 0.001 * total ? ` Of that, ${milliseconds(waiting)} are spent waiting for other ranks.` : "";
+  return [el("p", { class: "note" }, `A step takes ${milliseconds(total)}, the mean of the newest rows, as the host sees it: work that a GPU still has before it counts where the host waits for it.${ranks}`), bar, legend];
 }
 
 function warnings(run) {
@@ -229,9 +249,11 @@ section("overview", "Overview", overview());
 section("scores", "Scores", scores());
 const nBefore = shared.charts.length;
 const drawn = curves((name) => !/^(health|time|rate)\//.test(name));
+const methods = new Set(runs.map((run) => run.overview.method));
+const apart = methods.size > 1 ? " Losses of different methods cannot be compared, and are in charts of their own." : "";
 const howToRead = shared.charts.length > nBefore
-  ? "By steps taken. Drag over a chart to zoom all of them, double-click for the whole run."
-  : "No metric has two rows yet: charts appear as the run goes on (a row every run.log_every_steps).";
+  ? `By steps taken. Drag over a chart to zoom all of them, double-click for the whole run.${apart}`
+  : "No metric has two rows yet: charts appear with the second step.";
 section("curves", "Curves", [
   several ? el("div", { class: "legend" }, ...runs.map((_, i) => named(i))) : null,
   el("p", { class: "note" }, howToRead),

@@ -10,7 +10,7 @@ use augment::{
 use eval::{EvalError, FeatureSet, ImageSet, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
 
-use super::tiles::{Tile, sheet};
+use super::tiles::{Tile, caption_lines, sheet};
 use crate::ReportError;
 
 /// Number of columns of a sheet of thumbnails.
@@ -258,22 +258,33 @@ fn marked_sheet(path: &Path, rows: &[&[MarkedTile]], legend: &str) -> Result<(),
     sheet(path, &tiles, MARKED_TILE_PX, legend)
 }
 
-/// Writes rows of images, each with its key, as a PNG, the first of each row in a green frame, with
-/// `legend` below them.
+/// An image of a group.
+pub struct GroupedImage {
+    /// The image.
+    pub image: Rgb8,
+    /// Its key, which is shown below it over as many lines as it needs.
+    pub key: String,
+    /// What it is in the group, in a few words below the key.
+    pub role: String,
+}
+
+/// Writes rows of images as a PNG, the first of each row in a green frame, with `legend` below them.
 ///
 /// # Errors
 /// [`ReportError::Picture`].
-pub fn image_groups(path: &Path, rows: &[Vec<(String, Rgb8)>], legend: &str) -> Result<(), ReportError> {
+pub fn image_groups(path: &Path, rows: &[Vec<GroupedImage>], legend: &str) -> Result<(), ReportError> {
     const TILE_PX: u32 = 128;
     let square =
         Transform::with_resize(TILE_PX, TILE_PX).map_err(|reason| ReportError::picture(path, reason))?;
-    let mut made: Vec<Vec<(Vec<u8>, [String; 1])>> = Vec::with_capacity(rows.len());
+    let mut made: Vec<Vec<(Vec<u8>, Vec<String>)>> = Vec::with_capacity(rows.len());
     for row in rows {
         let mut pictures = Vec::with_capacity(row.len());
-        for (key, image) in row {
+        for GroupedImage { image, key, role } in row {
             let planes =
                 square.apply(image).map_err(|error| ReportError::picture(path, error.to_string()))?;
-            pictures.push((planes, [key.clone()]));
+            let mut caption = caption_lines(key, TILE_PX);
+            caption.push(role.clone());
+            pictures.push((planes, caption));
         }
         made.push(pictures);
     }

@@ -23,6 +23,9 @@ const LINE_PX: u32 = 16;
 /// Size of the text below a tile.
 const CAPTION_PX: u32 = 12;
 
+/// Largest number of lines of a text below a tile; the last one is shortened.
+const MAX_CAPTION_LINES: usize = 3;
+
 /// An image in a sheet, with its frame and caption.
 pub(crate) struct Tile<'a> {
     /// R, G and B planes, `[3, size, size]`.
@@ -48,7 +51,9 @@ pub(crate) fn sheet(
 ) -> Result<(), ReportError> {
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let n_lines = rows.iter().flatten().map(|tile| tile.caption.len()).max().unwrap_or(0) as u32;
-    let pitch = [tile_px + GAP_PX, tile_px + GAP_PX + n_lines * LINE_PX];
+    // Letters reach below their line, where the frame of the next row begins.
+    let below_captions_px = if n_lines > 0 { GAP_PX } else { 0 };
+    let pitch = [tile_px + GAP_PX, tile_px + GAP_PX + n_lines * LINE_PX + below_captions_px];
     let width = (n_columns * pitch[0] + GAP_PX).max(legend_width_px(legend));
     let tiles_px = rows.len() as u32 * pitch[1] + GAP_PX;
     let height = if legend.is_empty() { tiles_px } else { tiles_px + LEGEND_PX };
@@ -104,6 +109,25 @@ fn write(
     area.draw(&text).and_then(|()| area.present()).map_err(|error| error.to_string())
 }
 
+/// Breaks `text` into lines that fit below a tile of `tile_px`, after a slash where a line has one.
+pub(crate) fn caption_lines(text: &str, tile_px: u32) -> Vec<String> {
+    register_default_font();
+    let font = ("sans-serif", CAPTION_PX).into_font();
+    let mut lines = Vec::new();
+    let mut rest = text;
+    while text_width(rest, &font) > tile_px && lines.len() + 1 < MAX_CAPTION_LINES {
+        let ends: Vec<usize> = rest.char_indices().map(|(i, c)| i + c.len_utf8()).collect();
+        // A longer prefix is never narrower, so that bisection applies; one character always fits.
+        let n_fitting = ends.partition_point(|end| text_width(&rest[..*end], &font) <= tile_px);
+        let fitting = &rest[..ends[n_fitting.max(1) - 1]];
+        let len = fitting.rfind('/').map_or(fitting.len(), |slash| slash + 1);
+        lines.push(rest[..len].to_string());
+        rest = &rest[len..];
+    }
+    lines.push(rest.to_string());
+    lines
+}
+
 /// Returns `text` if it fits into `max_width_px`, or else its longest suffix that fits after an
 /// ellipsis.
 fn shorten(text: &str, font: &FontDesc<'_>, max_width_px: u32) -> String {
@@ -142,5 +166,23 @@ fn draw(canvas: &mut RgbImage, tile: &Tile<'_>, [left, top]: [u32; 2], tile_px: 
             let pixel = Rgb([tile.planes[i], tile.planes[plane + i], tile.planes[2 * plane + i]]);
             canvas.put_pixel(left + x as u32, top + y as u32, pixel);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_captions_take_several_lines() {
+        assert_eq!(caption_lines("2024/IMG_1", 128), ["2024/IMG_1"]);
+        let key = "holidays/2024/a_photograph_of_the_sea";
+        let lines = caption_lines(key, 128);
+        assert_eq!(lines.concat(), key);
+        assert!(lines.len() > 1 && lines[0].ends_with('/'), "{lines:?}");
+        let font = ("sans-serif", CAPTION_PX).into_font();
+        assert!(lines.iter().all(|line| text_width(line, &font) <= 128), "{lines:?}");
+        // What does not fit into the last line is cut when it is drawn.
+        assert_eq!(caption_lines(&"x".repeat(500), 128).len(), MAX_CAPTION_LINES);
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct ComputeFlags {
     pub(crate) device: DeviceChoice,
     /// Communication engine: auto, mpi or nccl (`ocelli doctor` lists them). `auto` uses NCCL if
     /// every rank has its own GPU, otherwise MPI.
-    #[arg(long, default_value = "auto")]
+    #[arg(long, default_value = "auto", hide_short_help = true)]
     pub(crate) engine: EngineChoice,
 }
 

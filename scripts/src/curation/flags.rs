@@ -13,18 +13,18 @@ pub(crate) struct ClusterFlags {
     clusters: Vec<usize>,
     /// Number of clusters to split each cluster into, per level, comma-separated; 1 does not split
     /// [default: 1].
-    #[arg(long, value_delimiter = ',', value_name = "N")]
+    #[arg(long, value_delimiter = ',', value_name = "N", hide_short_help = true)]
     splits: Vec<usize>,
     /// Resampling: recompute centers from this many rows nearest to each center, per level,
     /// comma-separated. It spreads centers more evenly than the images; 1 disables it [default:
     /// half the mean cluster size].
-    #[arg(long, value_delimiter = ',', value_name = "N")]
+    #[arg(long, value_delimiter = ',', value_name = "N", hide_short_help = true)]
     resample_rows: Vec<usize>,
     /// Number of resampling rounds.
-    #[arg(long, default_value_t = 10, value_name = "N")]
+    #[arg(long, default_value_t = 10, value_name = "N", hide_short_help = true)]
     resample_times: usize,
-    /// Reuse the clusters in this output folder of `ocelli curate`, computed from the same
-    /// features.
+    /// Reuse the clusters in another output folder. It is one of `ocelli curate`, and its clusters
+    /// were computed from the same features.
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["clusters", "splits", "resample_rows"])]
     clusters_of: Option<PathBuf>,
     #[command(flatten)]
@@ -35,15 +35,15 @@ pub(crate) struct ClusterFlags {
 #[derive(clap::Args)]
 pub(crate) struct KMeansFlags {
     /// Maximum number of k-means iterations.
-    #[arg(long, default_value_t = 50, value_name = "N")]
+    #[arg(long, default_value_t = 50, value_name = "N", hide_short_help = true)]
     iterations: usize,
     /// Seed for centers and random choices.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, hide_short_help = true)]
     seed: u64,
     /// Memory limit per process in GB, not counting features, which 32-bit .npy and .safetensors
     /// files leave on disk [default: all available memory; set it if several processes share a
     /// machine].
-    #[arg(long, value_name = "GB", value_parser = gigabytes)]
+    #[arg(long, value_name = "GB", value_parser = gigabytes, hide_short_help = true)]
     memory_gb: Option<f64>,
 }
 

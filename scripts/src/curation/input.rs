@@ -24,17 +24,18 @@ use crate::progress::StageBar;
 /// Flags for features and their images.
 #[derive(clap::Args)]
 pub(crate) struct InputFlags {
-    /// Feature files from `ocelli embed`: .npy, .parquet or .safetensors. Several files form one
-    /// set.
+    /// Feature files from `ocelli embed`. They are .npy, .parquet or .safetensors; several files
+    /// form one set.
     #[arg(long, num_args = 1.., value_name = "FILE", required_unless_present = "checkpoint",
         conflicts_with = "checkpoint")]
     features: Vec<PathBuf>,
-    /// Network to compute the features with: a run, a checkpoint or weights, as for `ocelli embed`.
-    #[arg(long, requires = "shards")]
+    /// Network to compute the features with. It is a run, a checkpoint or weights, as for `ocelli
+    /// embed`.
+    #[arg(long, requires = "shards", value_name = "PATH")]
     checkpoint: Option<PathBuf>,
-    /// Images that the features belong to: shards or folders. Required for --checkpoint, --pack,
-    /// pictures, and picking the best of several copies.
-    #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER")]
+    /// Images that the features belong to. They are shards or folders, and required for
+    /// --checkpoint, --pack, pictures, and picking the best of several copies.
+    #[arg(long, num_args = 1.., value_name = "SHARDS")]
     shards: Vec<String>,
     #[command(flatten)]
     network: NetworkFlags,
@@ -53,7 +54,7 @@ pub(crate) struct OtherFlags {
         required_unless_present = "like_features", conflicts_with = "like_features")]
     like: Vec<String>,
     /// Feature files of the images to compare with, from the same network, instead of --like.
-    #[arg(long, num_args = 1.., value_name = "FILE")]
+    #[arg(long, num_args = 1.., value_name = "FILE", hide_short_help = true)]
     like_features: Vec<PathBuf>,
 }
 

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use curate::io::{Columns, ImagePair, LIST, OutputFolder, OutputSettings};
+use pipeline::words::{counted, thousands};
 use prep::names::shard_list;
 use report::picture::sheets::{Pair, image_pairs};
 use serde_json::{Value, json};
@@ -13,24 +14,29 @@ use crate::shards::limits::LimitFlags;
 
 /// Flags of the output.
 #[derive(clap::Args)]
+#[command(
+    mut_arg("samples_per_shard", |arg| arg.hide_short_help(true)),
+    mut_arg("bytes_per_shard", |arg| arg.hide_short_help(true)),
+    mut_arg("renumber", |arg| arg.hide_short_help(true))
+)]
 pub(crate) struct OutputFlags {
     /// Output folder for lists, pictures and shards. Rerun a stopped command with the same folder
     /// to continue it.
     #[arg(long)]
     pub(crate) out: PathBuf,
-    /// Also write the kept images to the folder as shards, with their keys, labels and all other
-    /// members.
+    /// Also write the kept images as shards. They are in the output folder, with their keys, labels
+    /// and all other members.
     #[arg(long, requires = "shards")]
     pack: bool,
     /// Prefix of the shard names.
-    #[arg(long, default_value = "train")]
+    #[arg(long, default_value = "train", hide_short_help = true)]
     prefix: String,
     #[command(flatten)]
     limits: LimitFlags,
     /// Delete the output of another call in the folder and start over.
     #[arg(long)]
     pub(crate) overwrite: bool,
-    /// Print a line of JSON at the end: images, kept, shards, and fields specific to the command.
+    /// Print a line of JSON at the end. It has images, kept, shards, and fields of the command.
     #[arg(long)]
     json: bool,
 }
@@ -56,7 +62,8 @@ impl OutputFlags {
         mut summary: Value,
     ) -> anyhow::Result<()> {
         let n_kept = output.write_lists(kept, columns)?;
-        out!("{n_kept} of {} images kept: {}", kept.len(), self.out.join(LIST).display());
+        let images = counted(kept.len() as u64, "image");
+        out!("{} of {images} kept: {}", thousands(n_kept as u64), self.out.join(LIST).display());
         if self.pack {
             let n_shards = output.pack(kept, &StageBar::new())?;
             out!("shards: {}", shard_list(&self.out, &self.prefix, n_shards));

@@ -7,10 +7,10 @@ use prep::samples::SampleOptions;
 #[derive(clap::Args)]
 pub(crate) struct LimitFlags {
     /// Maximum number of samples per shard, at least 1.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     samples_per_shard: u64,
     /// Maximum size of a shard, in bytes; 0 for no limit.
-    #[arg(long, default_value_t = 1 << 30)]
+    #[arg(long, value_name = "N", default_value_t = 1 << 30)]
     bytes_per_shard: u64,
     /// Give samples new, numbered keys. Needed if different shards have the same keys.
     #[arg(long)]

@@ -8,6 +8,8 @@ use std::time::Duration;
 use kernels::device::{DeviceKind, Opened};
 use kernels::ops::{choose_kernels, try_products};
 use kernels::product_kernels::{self, Kernels};
+use pipeline::words::counted;
+use ranks::launch::Launch;
 use session::doctor::examine;
 use session::fabric::{FabricResult, FabricTest, FabricTimes, Links};
 
@@ -49,7 +51,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         examine(&args.folder, &library_path, &mut |finding| out!("{:<14} {}", finding.name, finding.text));
     }
     if is_first {
-        out!("launcher       {}: {world_size} rank(s)", launch.launcher);
+        if launch.launcher == Launch::ALONE.launcher {
+            out!("launcher       none: a single process");
+        } else {
+            out!("launcher       {}: {}", launch.launcher, counted(world_size as u64, "rank"));
+        }
     }
     let device = args.compute.open(&launch)?;
     let mut n_wrong_products = 0;
@@ -68,7 +74,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     test.run(move |result| match result {
         _ if !is_first => {}
         FabricResult::Passed(engine) => {
-            out!("fabric         {engine} on {world_size} rank(s): all operations passed");
+            let ranks = counted(world_size as u64, "rank");
+            out!("fabric         {engine} on {ranks}: all operations passed");
         }
         FabricResult::Timed(times) => print_times(&times),
     })?;

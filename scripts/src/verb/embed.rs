@@ -8,6 +8,7 @@ use eval::features::file::Format;
 use eval::image_sets::{open_files, open_images, report_bits};
 use eval::{FeatureKind, ImageSet};
 use pipeline::Storage;
+use pipeline::words::counted;
 use prep::parts::Work;
 use serde_json::{Value, json};
 use session::EvaluatedNetwork;
@@ -24,32 +25,31 @@ const NAMED: usize = 5;
 
 /// Flags of `embed`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  \
-        ocelli embed --checkpoint dinov2_vits14_pretrain.pth --shards 'data/train-*.tar' --out \
-        features.parquet\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --part \
-        3/16\n  ocelli embed --checkpoint runs/mine --shards data/ --out features.npy --join 16"
-)]
+#[command(after_help = "Examples:\n  \
+        ocelli embed --checkpoint runs/mine --images photos/ --out features.npy\n  \
+        ocelli embed --checkpoint dinov2_vits14.pth --shards data/ --out f.parquet\n  \
+        ocelli embed --checkpoint runs/mine --shards data/ --out f.npy --part 3/16\n  \
+        ocelli embed --checkpoint runs/mine --shards data/ --out f.npy --join 16")]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint folder, or weights: a file or folder from `ocelli
-    /// export`, DINO, DINOv2, timm, torchvision or transformers.
-    #[arg(long)]
+    /// Run, checkpoint, or weights: a file or a folder. Weights are from `ocelli export`, DINO,
+    /// DINOv2, timm, torchvision or transformers.
+    #[arg(long, value_name = "PATH")]
     checkpoint: PathBuf,
     #[command(flatten)]
     network: NetworkFlags,
     /// Shards of images to embed.
     #[arg(long, num_args = 1.., required_unless_present = "images", conflicts_with = "images")]
     shards: Vec<String>,
-    /// Folder of images, with or without one sub-folder per class, or a .txt, .csv, .tsv or .jsonl
-    /// list of paths.
+    /// Folder of images, or a list of their paths. A folder may have one sub-folder per class; a
+    /// list is .txt, .csv, .tsv or .jsonl.
     #[arg(long, value_name = "FOLDER|LIST")]
     images: Option<PathBuf>,
-    /// Output file: .npy, with the images' keys and classes in FILE.rows.jsonl; .parquet; or
-    /// .safetensors.
+    /// Output file: .npy, .parquet or .safetensors. Keys and classes of the images of a .npy are in
+    /// FILE.rows.jsonl.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Concatenate the class tokens of the last N blocks, or the mean feature maps of the last N
-    /// stages.
+    /// Concatenate the class tokens of the last N blocks. Of convolutional networks, these are the
+    /// mean feature maps of the last N stages.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "patches")]
     levels: usize,
     /// Append the mean patch token of the last block.
@@ -67,7 +67,8 @@ pub(crate) struct Args {
     cache: CacheFlags,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// Print a line of JSON at the end: images, undecodable, width, cached, seconds, images_per_s.
+    /// Print a line of JSON at the end. It has images, undecodable, width, cached, seconds and
+    /// images_per_s.
     #[arg(long)]
     json: bool,
 }
@@ -113,14 +114,15 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let n = embedded.table.len();
     let width = embedded.table.columns.width();
     if let Work::Join(n_parts) = job.work {
-        out!("{n} rows of width {width} from {n_parts} parts written to {}", out.display());
+        let rows = counted(n as u64, "row");
+        out!("{rows} of width {width} from {n_parts} parts written to {}", out.display());
         print_summary(args, &embedded, json!({}));
         return Ok(ExitCode::SUCCESS);
     }
     let Embedded { is_cached, seconds, .. } = embedded;
     let rate = embedded.images.len() as f64 / seconds;
     let source = if is_cached { "from the cache".to_string() } else { format!("{rate:.0} images/s") };
-    out!("{n} rows of width {width} written to {} ({source})", out.display());
+    out!("{} of width {width} written to {} ({source})", counted(n as u64, "row"), out.display());
     out!("network: {}; images: {}", open.network_name, open.transform);
     let timing = json!({ "cached": is_cached, "seconds": seconds, "images_per_s": rate });
     print_summary(args, &embedded, timing);
@@ -133,7 +135,8 @@ fn print_summary(args: &Args, embedded: &Embedded, mut line: Value) {
     let missing = embedded.missing();
     let left_out: Vec<String> = missing.iter().map(|index| image_name(images, *index)).collect();
     if !missing.is_empty() {
-        out!("{} unusable images have no row: {}", missing.len(), list_flaws(images, &missing));
+        let unusable = counted(missing.len() as u64, "unusable image");
+        out!("{unusable} without a row: {}", list_flaws(images, &missing));
     }
     if args.json {
         line["images"] = json!(embedded.table.len());

@@ -25,8 +25,8 @@ use crate::run_end::path_in_run;
 #[command(after_help = "Examples:\n  ocelli export --checkpoint runs/mine --format timm --out backbone/\n  \
         ocelli export --checkpoint runs/mine --out backbone.onnx --precision int8")]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint folder, or weights from another library.
-    #[arg(long)]
+    /// Run, checkpoint, or weights of another library.
+    #[arg(long, value_name = "PATH")]
     checkpoint: PathBuf,
     /// Output file, NAME.safetensors, NAME.onnx or NAME.pth; or an output folder for timm or
     /// transformers.
@@ -44,18 +44,18 @@ pub(crate) struct Args {
     #[arg(long)]
     overwrite: bool,
     /// Network of a run, by name, such as student [default: the one its method evaluates].
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     network: Option<String>,
     /// Input image size in pixels, instead of the model's.
-    #[arg(long, value_name = "PX")]
+    #[arg(long, value_name = "PX", hide_short_help = true)]
     image_px: Option<u32>,
     #[command(flatten)]
     weights: WeightFlags,
     /// Labeled shards to fit k-NN on, to score the weights as trained and as stored.
-    #[arg(long, num_args = 1.., requires = "test")]
+    #[arg(long, value_name = "SHARDS", num_args = 1.., requires = "test")]
     train: Vec<String>,
     /// Labeled shards to test k-NN on.
-    #[arg(long, num_args = 1.., requires = "train")]
+    #[arg(long, value_name = "SHARDS", num_args = 1.., requires = "train")]
     test: Vec<String>,
     /// Print a line of JSON at the end: format, precision, files, scores.
     #[arg(long)]

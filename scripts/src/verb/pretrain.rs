@@ -38,33 +38,35 @@ use crate::{pictures, recipes};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir \
-        runs/mine\n  ocelli pretrain --recipe dino_vits16 --shards 'data/train-*.tar' --workdir runs/mine \
-        --set optim.batch_size=32\n  mpirun -n 4 ocelli pretrain --recipe dino_vits16 --shards data/ \
-        --workdir runs/mine\n  ocelli pretrain --recipe dinov2_continue --init dinov2_vits14_pretrain.pth \
-        --shards data/ --workdir runs/more --export timm")]
+#[command(after_help = "Examples:\n  \
+        ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  \
+        ocelli pretrain --recipe dino_vits16 --shards 'data/*.tar' --workdir runs/a\n  \
+        mpirun -n 4 ocelli pretrain --recipe ibot_vits16 --shards d/ --workdir runs/b\n  \
+        ocelli pretrain --recipe dinov2_continue --init w.pth --shards d/ --workdir r \
+        --export timm")]
 pub(crate) struct Args {
-    /// Recipe: a name, such as dino_vits16 or simclr_cifar, or a file, such as the plan.toml of a
-    /// run. `ocelli recipe` lists, explains and creates recipes.
+    /// Recipe: a name, such as dino_vits16, or a file. `ocelli recipe` lists, explains and creates
+    /// recipes; the plan.toml of a run is one, too.
     #[arg(long)]
     recipe: String,
     /// Folder for the plan, metrics and checkpoints. If it already holds a run, the run resumes.
     #[arg(long)]
     workdir: PathBuf,
-    /// Shards to train on, instead of the recipe's: `train-{000000..000009}.tar`,
+    /// Shards or folders to train on, instead of the recipe's. They are `train-{000000..000009}.tar`,
     /// `'data/train-*.tar'`, a folder of shards, Parquet files of images, or a folder of images,
     /// read in place.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
     /// Labeled shards to fit the in-training probe on. It runs at the end, and every
     /// run.probe_every_steps steps.
-    #[arg(long, num_args = 1.., requires = "probe_test")]
+    #[arg(long, value_name = "PATH", num_args = 1.., requires = "probe_test")]
     probe_train: Vec<String>,
     /// Labeled shards to test the in-training probe on.
-    #[arg(long, num_args = 1.., requires = "probe_train")]
+    #[arg(long, value_name = "PATH", num_args = 1.., requires = "probe_train")]
     probe_test: Vec<String>,
     /// Protocols of the in-training probe, comma-separated: see `ocelli probe --help`.
-    #[arg(long, value_delimiter = ',', default_values = ["knn"], requires = "probe_test")]
+    #[arg(long, value_delimiter = ',', default_values = ["knn"], requires = "probe_test",
+        hide_short_help = true)]
     probe_protocols: Vec<String>,
     /// Override a recipe value: `--set optim.batch_size=32`. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -79,7 +81,7 @@ pub(crate) struct Args {
     compute: compute::ComputeFlags,
     /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan, product. Phases:
     /// targets, forward, head, backward, data, update, checkpoint.
-    #[arg(long, value_name = "WHAT:WHERE")]
+    #[arg(long, value_name = "WHAT:WHERE", hide_short_help = true)]
     inject_fault: Option<Fault>,
     /// Print a line of JSON at the end: steps, seconds, workdir; with --export: export.
     #[arg(long)]

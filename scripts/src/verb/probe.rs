@@ -10,6 +10,7 @@ use eval::row::EvaluationRow;
 use eval::scores::{measure_rows, measures_to_json, rows, to_json};
 use eval::{Check, SampleSizes, label_free};
 use pipeline::Storage;
+use pipeline::words::counted;
 use serde_json::json;
 use session::{EvaluatedNetwork, Evaluation, WatchEvent, find_workdir};
 
@@ -24,47 +25,49 @@ const WIDTH: usize = 22;
 
 /// Flags of `probe`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  ocelli probe --checkpoint runs/mine --train 'data/train-*.tar' --test \
-        'data/test-*.tar' --baseline\n  ocelli probe --watch runs/mine --train data/train/ --test \
-        data/test/ --protocol linear-dino")]
+#[command(after_help = "Examples:\n  \
+        ocelli probe --checkpoint runs/a --train 'a/train-*.tar' --test 'a/test-*.tar'\n  \
+        ocelli probe --watch runs/a --train a/train/ --test a/test/ --protocol logreg")]
 pub(crate) struct Args {
-    /// A run's work directory, a checkpoint folder, or weights: a file or folder from `ocelli
-    /// export`, DINO, DINOv2, timm, torchvision or transformers.
-    #[arg(long, required_unless_present = "watch")]
+    /// Run, checkpoint, or weights: a file or a folder. Weights are from `ocelli export`, DINO,
+    /// DINOv2, timm, torchvision or transformers.
+    #[arg(long, value_name = "PATH", required_unless_present = "watch")]
     checkpoint: Option<PathBuf>,
-    /// Score every checkpoint of a run once, as it appears, until the run ends. Any number of
-    /// watchers can share a run, on any machine that sees the folder; a restarted one picks up
-    /// where it stopped.
+    /// Score every checkpoint of a run as it appears. Each is scored once, until the run ends. Any
+    /// number of watchers can share a run, on any machine that sees the folder; a restarted one
+    /// picks up where it stopped.
     #[arg(long, value_name = "WORKDIR", conflicts_with_all = ["checkpoint", "baseline", "label_free",
         "no_record"])]
     watch: Option<PathBuf>,
     #[command(flatten)]
     network: NetworkFlags,
     /// Shards with classes or masks to train on.
-    #[arg(long, num_args = 1.., required_unless_present_any = ["label_free", "leave_one_out"])]
+    #[arg(long, value_name = "SHARDS", num_args = 1..,
+        required_unless_present_any = ["label_free", "leave_one_out"])]
     train: Vec<String>,
-    /// Shards with classes or masks to test on; with --label-free, any images.
-    #[arg(long, num_args = 1.., required = true)]
+    /// Shards with classes or masks to test on. With --label-free, they can be any images.
+    #[arg(long, value_name = "SHARDS", num_args = 1.., required = true)]
     test: Vec<String>,
-    /// Compute only measures that need no labels: RankMe, α-ReQ, LiDAR, alignment and uniformity.
+    /// Compute only measures that need no labels. They are RankMe, α-ReQ, LiDAR, alignment and
+    /// uniformity.
     #[arg(long, conflicts_with_all = ["train", "baseline", "protocol", "leave_one_out"])]
     label_free: bool,
     /// Name to record the results under [default: the folder and name of the test shards].
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     name: Option<String>,
     #[command(flatten)]
     protocols: ProtocolFlags,
     /// Also score a randomly initialized network and raw pixels.
     #[arg(long)]
     baseline: bool,
-    /// Do not add the scores to the run's evaluations.jsonl and TensorBoard files.
+    /// Do not add the scores to the run's files. Those are evaluations.jsonl and TensorBoard's.
     #[arg(long)]
     no_record: bool,
     #[command(flatten)]
     cache: CacheFlags,
     #[command(flatten)]
     device: DeviceFlag,
-    /// Print a line of JSON at the end: every score with its interval, settings, classes and
+    /// Print a line of JSON at the end. It has every score with its interval, settings, classes and
     /// confusions.
     #[arg(long)]
     json: bool,
@@ -161,7 +164,8 @@ fn score(
     }
     print_table(&table);
     if scores.n_bad > 0 {
-        out!("{} unusable images were excluded; run `ocelli shards verify` to see why", scores.n_bad);
+        let unusable = counted(scores.n_bad as u64, "unusable image");
+        out!("{unusable} excluded; run `ocelli shards verify` to see why");
     }
     let about = open.info(checkpoint)?;
     record(args, checkpoint, open, &rows(scores, &split, &about));

@@ -7,6 +7,8 @@ use anyhow::Context;
 use clap::Command;
 use clap_complete::Shell;
 
+use crate::help::shown;
+
 /// Flags of `completions`.
 #[derive(clap::Args)]
 pub(crate) struct CompletionsArgs {
@@ -33,7 +35,7 @@ pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> ExitC
 /// Writes a page for the program and each of its verbs.
 pub(crate) fn man(args: &ManArgs, command: Command) -> anyhow::Result<ExitCode> {
     std::fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
-    clap_mangen::generate_to(command, &args.out)
+    clap_mangen::generate_to(command.mut_args(shown), &args.out)
         .with_context(|| format!("cannot write into {}", args.out.display()))?;
     out!(
         "manual pages written to {}; read them with: man -l {}",

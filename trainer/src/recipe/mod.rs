@@ -386,7 +386,8 @@ impl From<KernelChoice> for Kernels {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
-    /// Steps between two rows of metrics; 10 by default.
+    /// Steps between two rows of metrics; 10 by default. Before the first of these, there is a row
+    /// after 1, 2, 4, 8 … steps.
     pub log_every_steps: u64,
     /// Steps between two checkpoints; 500 by default.
     pub checkpoint_every_steps: u64,

@@ -56,6 +56,18 @@ pub(super) struct SummaryImage {
 pub(super) struct SummaryMetadata {
     #[prost(message, optional, tag = "1")]
     pub(super) plugin_data: Option<PluginData>,
+    #[prost(string, tag = "3")]
+    pub(super) summary_description: String,
+    #[prost(enumeration = "DataClass", tag = "4")]
+    pub(super) data_class: i32,
+}
+
+/// `DataClass`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub(super) enum DataClass {
+    Unknown = 0,
+    Scalar = 1,
 }
 
 /// `SummaryMetadata.PluginData`.

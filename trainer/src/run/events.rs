@@ -7,16 +7,20 @@ use std::path::{Path, PathBuf};
 
 use crc_fast::CrcAlgorithm;
 use prost::Message;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::clock::now_s;
 use super::event_message::{
-    Event, HparamValue, HparamsData, PluginData, Session, Summary, SummaryImage, SummaryMetadata,
+    DataClass, Event, HparamValue, HparamsData, PluginData, Session, Summary, SummaryImage, SummaryMetadata,
     SummaryValue, Tensor, TensorType,
 };
 use crate::error::TrainError;
 
 /// Largest number of event files that one process creates in one second.
 const MAX_FILES_A_SECOND: u32 = 1000;
+
+/// Largest length of the tag of a number, in characters: the sidebar of TensorBoard shows no more.
+const MAX_TAG_LEN: usize = 40;
 
 /// A file of events.
 pub struct Events {
@@ -39,14 +43,15 @@ impl Events {
         Ok(events)
     }
 
-    /// Writes a number.
+    /// Writes a number. A name that is too long for a tag is shortened, and describes the tag.
     ///
     /// # Errors
     /// [`TrainError::Io`].
     pub fn scalar(&mut self, step: u64, name: &str, value: f64) -> Result<(), TrainError> {
-        let tag = name.to_string();
-        let value = SummaryValue { tag, simple_value: Some(value as f32), ..SummaryValue::default() };
-        self.write_value(step, value)
+        let tag = short_tag(name);
+        let metadata = if tag == name { None } else { Some(description(name)) };
+        let simple_value = Some(value as f32);
+        self.write_value(step, SummaryValue { tag, simple_value, metadata, ..SummaryValue::default() })
     }
 
     /// Writes text in Markdown.
@@ -138,8 +143,35 @@ fn create(workdir: &Path, now_s: f64) -> Result<(PathBuf, File), TrainError> {
 /// Creates a value for the plugin `plugin` of TensorBoard.
 fn plugin_value(plugin: &str, tag: String, content: Vec<u8>, tensor: Tensor) -> SummaryValue {
     let plugin_data = Some(PluginData { plugin_name: plugin.into(), content });
-    let metadata = Some(SummaryMetadata { plugin_data });
+    let metadata = Some(SummaryMetadata { plugin_data, ..SummaryMetadata::default() });
     SummaryValue { tag, metadata, tensor: Some(tensor), ..SummaryValue::default() }
+}
+
+/// Returns `name`, or if it is longer than a tag, the parts of its path that fit, and a hash of the
+/// whole.
+fn short_tag(name: &str) -> String {
+    if name.chars().count() <= MAX_TAG_LEN {
+        return name.to_string();
+    }
+    let hash = format!("-{:06x}", xxh3_64(name.as_bytes()) >> 40);
+    let n_kept = MAX_TAG_LEN - hash.len();
+    let beginning: String = name.chars().take(n_kept).collect();
+    let is_cut_between_parts = name.chars().nth(n_kept) == Some('/');
+    let parts = match beginning.rsplit_once('/') {
+        Some((parts, _)) if !is_cut_between_parts => parts,
+        _ => beginning.as_str(),
+    };
+    format!("{parts}{hash}")
+}
+
+/// Returns the metadata of a number whose tag is described by `text`. Both of TensorBoard's readers
+/// show the description: the fast one needs the class of the data, the other the plugin.
+fn description(text: &str) -> SummaryMetadata {
+    SummaryMetadata {
+        plugin_data: Some(PluginData { plugin_name: "scalars".into(), content: Vec::new() }),
+        summary_description: text.to_string(),
+        data_class: DataClass::Scalar.into(),
+    }
 }
 
 /// Converts a value of a recipe: a number, a switch, or else text.
@@ -221,6 +253,31 @@ mod tests {
         let plugin = values[3].metadata.as_ref().unwrap().plugin_data.as_ref().unwrap();
         let data = HparamsData::decode(plugin.content.as_slice()).unwrap();
         assert_eq!(data.session_start_info.unwrap().hparams["optim.lr"].number_value, Some(0.25));
+    }
+
+    #[test]
+    fn tags_have_at_most_forty_characters() {
+        let short = "eval/knn_20/cifar/test/evaluated/32px";
+        assert_eq!(short_tag(short), short);
+        let names = [
+            "eval/knn_20/cifar/test/evaluated/32px/cifar/train-5000/temperature-0.07",
+            "eval/knn_20/cifar/test/evaluated/32px/cifar/train-5000/temperature-0.1",
+            "eval/linear_dinov2_features/a-set-whose-name-is-very-long/evaluated/224px",
+            "a_name_without_any_part_that_is_longer_than_a_tag",
+        ];
+        let tags = names.map(short_tag);
+        assert!(tags[0].starts_with("eval/knn_20/cifar/test/evaluated-"), "{tags:?}");
+        assert!(tags[2].starts_with("eval/linear_dinov2_features-"), "{tags:?}");
+        let distinct: std::collections::HashSet<&String> = tags.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{tags:?}");
+        assert!(tags.iter().all(|tag| tag.chars().count() <= MAX_TAG_LEN), "{tags:?}");
+
+        let folder = tempfile::tempdir().unwrap();
+        Events::open(folder.path()).unwrap().scalar(3, names[0], 0.5).unwrap();
+        let events = read(folder.path());
+        let value = &events[1].summary.as_ref().unwrap().value[0];
+        assert_eq!((value.tag.as_str(), value.simple_value), (tags[0].as_str(), Some(0.5)));
+        assert_eq!(value.metadata.as_ref().unwrap().summary_description, names[0]);
     }
 
     /// The expected record is the output of TensorBoard 2.21's own writer for this event.

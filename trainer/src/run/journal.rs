@@ -187,7 +187,7 @@ impl Journal {
         let last = done == plan.total_steps;
         let every = settings.probe_every_steps;
         let probing = !probes.is_empty() && (last || (every > 0 && done.is_multiple_of(every)));
-        if !(done.is_multiple_of(settings.log_every_steps) || last || probing) {
+        if !(is_row_due(done, settings.log_every_steps) || last || probing) {
             return Ok(());
         }
         let step = done - 1;
@@ -233,6 +233,13 @@ impl Journal {
     }
 }
 
+/// Returns whether a row is due after `done` steps: every `every_steps`, and before the first of
+/// these after 1, 2, 4, 8 … steps, so that a run of slow steps can be looked at from its first step
+/// on.
+fn is_row_due(done: u64, every_steps: u64) -> bool {
+    done.is_multiple_of(every_steps) || (done < every_steps && done.is_power_of_two())
+}
+
 /// Gathers the embeddings of the global batch, `[B·V, D]`.
 fn embeddings(trainer: &Trainer, plan: &Plan, report: &StepReport) -> Result<Tensor<2>, TrainError> {
     let peers = Peers::new(&trainer.comm, report.embeddings.len());
@@ -267,4 +274,16 @@ fn probe_all(
     observer.probes_ended(seconds);
     row.push(("time/probe_ms".into(), 1e3 * seconds));
     Ok(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_row_due;
+
+    #[test]
+    fn rows_begin_with_the_first_step() {
+        let due: Vec<u64> = (1..=30).filter(|done| is_row_due(*done, 10)).collect();
+        assert_eq!(due, [1, 2, 4, 8, 10, 20, 30]);
+        assert!((1..9).all(|done| is_row_due(done, 1)));
+    }
 }

@@ -7,6 +7,7 @@ use anyhow::bail;
 use clap::ValueEnum;
 use curate::Metric;
 use curate::io::{Balance, LevelSizes};
+use pipeline::words::{counted, thousands};
 use serde_json::json;
 
 use crate::console::say;
@@ -14,20 +15,18 @@ use crate::curation::{Call, ClusterFlags, InputFlags, OutputFlags, bars, finish}
 
 /// Flags of `curate balance`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli curate balance --checkpoint runs/mine --shards data/ --count 100000 \
-        --out balanced/ --pack\n  ocelli curate balance --features features.npy --clusters 20000,1000,50 \
-        --count 100000 --out balanced/\n  ocelli curate balance --features features.npy --by class --count \
-        5000 --weights --out weighted/"
-)]
+#[command(after_help = "Examples:\n  \
+        ocelli curate balance --checkpoint runs/a --shards data/ --count 900 --out b/\n  \
+        ocelli curate balance --features f.npy --clusters 5000,50 --count 900 --out b/\n  \
+        ocelli curate balance --features f.npy --by class --count 900 --out b/")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
     /// Number of images to select.
     #[arg(long, value_name = "N")]
     count: usize,
-    /// Keep all images, and add a column `weight` to the list, for a recipe's `data.weights`: the
-    /// probability that an image would be among the N.
+    /// Keep all images, and add a column `weight` to the list. It is for a recipe's `data.weights`:
+    /// the probability that an image would be among the N.
     #[arg(long)]
     weights: bool,
     /// Balance by this column instead of by clusters: `class`, or a column of --list. Images
@@ -42,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Choice::Random)]
     order: Choice,
     /// Distance to compare features with.
-    #[arg(long, value_enum, default_value_t = Distance::Cosine)]
+    #[arg(long, value_enum, default_value_t = Distance::Cosine, hide_short_help = true)]
     metric: Distance,
     #[command(flatten)]
     clusters: ClusterFlags,
@@ -97,7 +96,11 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
         for (level, sizes) in balanced.level_sizes().iter().enumerate() {
             let LevelSizes { n_clusters, least, most, median } = sizes;
             let number = level + 1;
-            out!("level {number}: {n_clusters} clusters of {least} to {most} images, median {median}");
+            let clusters = counted(*n_clusters as u64, "cluster");
+            let least = thousands(*least);
+            let most = thousands(*most);
+            let median = thousands(*median);
+            out!("level {number}: {clusters} of {least} to {most} images, median {median}");
         }
         let [least, most] = balanced.probability_range();
         out!(

@@ -14,11 +14,9 @@ use crate::curation::{Call, ClusterFlags, InputFlags, OutputFlags, bars, finish}
 
 /// Flags of `curate map`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli curate map --checkpoint runs/mine --shards data/ --clusters 200,20 \
-        --out map/\n  ocelli curate map --features features.npy --shards data/ --clusters-of balanced/ \
-        --kept balanced/keep.txt --out map/"
-)]
+#[command(after_help = "Examples:\n  \
+        ocelli curate map --checkpoint runs/a --shards data/ --clusters 99,9 --out m/\n  \
+        ocelli curate map --features f.npy --shards data/ --clusters-of b/ --out m/")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,

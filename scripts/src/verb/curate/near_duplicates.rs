@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use curate::Metric;
 use curate::io::{NearDuplicates, PAIRS, qualities, six_digits};
 use curate::selection::ComparedWith;
+use pipeline::words::counted;
 use serde_json::json;
 
 use crate::console::say;
@@ -13,18 +14,16 @@ use crate::curation::{Call, CellFlags, InputFlags, OutputFlags, ThresholdFlag, b
 
 /// Flags of `curate near-duplicates`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli curate near-duplicates --checkpoint runs/mine --shards data/ --out \
-        unique/ --pack\n  ocelli curate near-duplicates --features features.npy --threshold 0.97 --out \
-        unique/"
-)]
+#[command(after_help = "Examples:\n  \
+        ocelli curate near-duplicates --checkpoint runs/a --shards data/ --out n/\n  \
+        ocelli curate near-duplicates --features f.npy --threshold 0.97 --out n/")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
     #[command(flatten)]
     threshold: ThresholdFlag,
-    /// Compare each image only with better images that are kept, or with all better images, like
-    /// SemDeDup, which removes more.
+    /// Compare an image with the better images that are kept, or with all better images. SemDeDup
+    /// does the latter, which removes more.
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     compare_with: CompareWith,
     #[command(flatten)]
@@ -62,8 +61,9 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
         let n_images = found.kept.len();
         let n_copies = found.n_copies;
         out!(
-            "{n_copies} near-duplicates of {} images, at a cosine similarity of {threshold} or more",
-            found.n_originals
+            "{} of {}, at a cosine similarity of {threshold} or more",
+            counted(n_copies as u64, "near-duplicate"),
+            counted(found.n_originals as u64, "image")
         );
         if 2 * n_copies > n_images {
             say(format!(

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use curate::Metric;
 use curate::io::{Comparison, PAIRS, Removal, removal_columns, six_digits};
+use pipeline::words::{counted, thousands};
 use serde_json::json;
 
 use crate::curation::{Call, InputFlags, OtherFlags, OutputFlags, ThresholdFlag, bars, draw_pairs, finish};
@@ -12,13 +13,9 @@ use crate::parts::{PartFlags, result_of_all};
 
 /// Flags of `curate remove`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli curate remove --checkpoint runs/mine --shards data/ --like test/ \
-        --out clean/ --pack\n  ocelli curate remove --features features.npy --like-features test.npy \
-        --threshold 0.9 --out clean/\n  ocelli curate remove --features features.npy --like-features \
-        test.npy --out clean/ --part 3/16\n  ocelli curate remove --features features.npy --like-features \
-        test.npy --out clean/ --join 16"
-)]
+#[command(after_help = "Examples:\n  \
+        ocelli curate remove --checkpoint runs/a --shards data/ --like test/ --out r/\n  \
+        ocelli curate remove --features f.npy --like-features t.npy --out r/")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
@@ -50,8 +47,9 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
         let n_removed = kept.iter().filter(|is_kept| !**is_kept).count();
         let n_others = like.names.len();
         out!(
-            "{n_removed} images match one of {n_others} others, at a cosine similarity of {threshold} or \
-             more"
+            "{} with a match among {} others, at a cosine similarity of {threshold} or more",
+            counted(n_removed as u64, "image"),
+            thousands(n_others as u64)
         );
         draw_pairs(&args.output.out.join(PAIRS), removal.pairs(&input, &like, &nearest), threshold)?;
         let summary = json!({ "threshold": six_digits(threshold) });

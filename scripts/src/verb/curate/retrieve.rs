@@ -6,6 +6,7 @@ use anyhow::bail;
 use clap::ValueEnum;
 use curate::Metric;
 use curate::io::{Comparison, Retrieval, RetrievedImages};
+use pipeline::words::{counted, thousands};
 use prep::parts::Work;
 use serde_json::json;
 
@@ -14,11 +15,9 @@ use crate::parts::{PartFlags, result_of_all};
 
 /// Flags of `curate retrieve`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  ocelli curate retrieve --checkpoint runs/mine --shards data/ --like \
-        queries/ --count 4 --out found/ --pack\n  ocelli curate retrieve --features features.npy \
-        --like-features queries.npy --by cluster --count 100 --out found/\n  ocelli curate retrieve \
-        --features features.npy --like-features queries.npy --out found/ --part 3/16\n  ocelli curate \
-        retrieve --features features.npy --like-features queries.npy --out found/ --join 16")]
+#[command(after_help = "Examples:\n  \
+        ocelli curate retrieve --checkpoint runs/a --shards data/ --like q/ --out r/\n  \
+        ocelli curate retrieve --features f.npy --like-features q.npy --out r/")]
 pub(crate) struct Args {
     #[command(flatten)]
     input: InputFlags,
@@ -27,8 +26,8 @@ pub(crate) struct Args {
     /// Number of images to retrieve per given image.
     #[arg(long, default_value_t = 4, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Retrieve the nearest images of each given one, or random images of its cluster, as DINOv2
-    /// did for small sets of given images.
+    /// Retrieve the nearest images of each given one, or random images of its cluster. DINOv2 did
+    /// the latter for small sets of given images.
     #[arg(long, value_enum, default_value_t = By::Image)]
     by: By,
     #[command(flatten)]
@@ -71,7 +70,8 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
     let images = RetrievedImages::new(&retrieved, input.names.len());
     finish(ranks, || {
         let n_given = like.names.len();
-        out!("{} images retrieved for {n_given} given ones", retrieved.len());
+        let images = counted(retrieved.len() as u64, "image");
+        out!("{images} retrieved for {} given", thousands(n_given as u64));
         let summary = json!({ "queries": n_given });
         args.output.write(&output, &images.kept, &|row| images.columns(&like, row), summary)
     })

@@ -31,36 +31,36 @@ pub(crate) struct Args {
     #[arg(long, default_value = "cpu", value_name = "NAME")]
     pub(super) gpu: String,
     /// Rank counts to compare [default: 1 8 64 for GPUs, 1 for the CPU].
-    #[arg(long, num_args = 1..)]
+    #[arg(long, value_name = "N", num_args = 1..)]
     pub(super) ranks: Vec<usize>,
     /// Ranks per node [default: 8 for GPUs, 1 for the CPU].
-    #[arg(long)]
+    #[arg(long, value_name = "N")]
     pub(super) ranks_per_node: Option<usize>,
     /// Number of images in the data set, to convert epochs to steps.
-    #[arg(long, default_value_t = 1_281_167)]
+    #[arg(long, value_name = "N", default_value_t = 1_281_167)]
     pub(super) images: u64,
     /// Images per rank and step [default: the recipe's batch size divided by the ranks].
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) rank_batch: Option<usize>,
     /// Micro-batches per rank and step [default: from the recipe's optim.micro_batches].
-    #[arg(long, alias = "rank-parts")]
+    #[arg(long, alias = "rank-parts", hide_short_help = true)]
     pub(super) rank_micro_batches: Option<usize>,
     /// Worker threads per rank [default: on this machine those of a run, otherwise 1].
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) workers: Option<usize>,
     /// Memory per rank, in GB [default: the GPU's, or this machine's memory per rank].
     #[arg(long)]
     pub(super) memory_gb: Option<f64>,
     /// Ranks per shard group in mode `group` [default: the recipe's, or the ranks of a node].
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) group: Option<usize>,
     /// Number of backbone units that keep their activations [default: the recipe's, or as many as
     /// fit].
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) keep: Option<usize>,
     /// Maximum parameters per backbone unit; larger units are split [default: the recipe's
     /// run.max_unit_parameters].
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", hide_short_help = true)]
     pub(super) max_unit_parameters: Option<usize>,
     /// Use bf16 for computation, gathered weights and activations, and for communicating the
     /// backbone's weights and gradients.
@@ -68,42 +68,42 @@ pub(crate) struct Args {
     pub(super) bf16: bool,
     /// Sustained compute rate of a rank, in TFLOP/s [default: from the GPU's data sheet, or
     /// measured on this machine].
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) tflops: Option<f64>,
     /// Bandwidth within a node, per rank, in GB/s [default: that of the GPU's link].
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) local_gb_s: Option<f64>,
     /// Bandwidth between nodes, per node, in GB/s.
-    #[arg(long, default_value_t = 336.0)]
+    #[arg(long, default_value_t = 336.0, hide_short_help = true)]
     pub(super) node_gb_s: f64,
     /// Latency of a message of 64 KiB or more within a node, in microseconds.
-    #[arg(long, default_value_t = 1.5)]
+    #[arg(long, default_value_t = 1.5, hide_short_help = true)]
     pub(super) local_us: f64,
     /// Latency of a shorter message within a node, in microseconds [default: that of --local-us].
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) local_short_us: Option<f64>,
     /// Latency of a message of 64 KiB or more between nodes, in microseconds.
-    #[arg(long, default_value_t = 6.0)]
+    #[arg(long, default_value_t = 6.0, hide_short_help = true)]
     pub(super) node_us: f64,
     /// Latency of a shorter message between nodes, in microseconds [default: that of --node-us].
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) node_short_us: Option<f64>,
     /// Mean time to a failure of one node, in hours. In Kokolis et al. 2024, 1,024 GPUs fail every
     /// 7.9 hours.
-    #[arg(long, default_value_t = 1011.0)]
+    #[arg(long, default_value_t = 1011.0, hide_short_help = true)]
     pub(super) node_mttf_h: f64,
     /// Storage write bandwidth of a rank, in GB/s.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, hide_short_help = true)]
     pub(super) write_gb_s: f64,
     /// Time from a failure to the next step, in seconds.
-    #[arg(long, default_value_t = 300.0)]
+    #[arg(long, default_value_t = 300.0, hide_short_help = true)]
     pub(super) restart_s: f64,
     /// Also print a breakdown of memory, traffic and step time.
     #[arg(long)]
     pub(super) details: bool,
     /// Also simulate checkpoints: shard the model over each rank count and read it back with every
     /// other.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub(super) simulate: bool,
     /// Override a recipe value. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]

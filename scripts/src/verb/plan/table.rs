@@ -1,93 +1,161 @@
 //! The table of a plan: a line for each way to distribute the model.
 
+use pipeline::words::thousands;
 use trainer::cost::ModelCost;
 use trainer::estimate::CandidateEstimate;
 
 use super::units::{GB, HOUR_S};
+use crate::columns::{Column, format_table};
+use crate::console::{output_width, print_paragraph};
+
+/// Width of the names of columns in their explanations.
+const NAME_WIDTH: usize = 10;
 
 /// Prints the table, and the meaning of its columns.
 pub(super) fn print(model: &ModelCost, lines: &[CandidateEstimate], details: bool) {
-    out!("ranks mode  images keep peak GB moved GB  step s images/s   hours  rank-h");
-    lines.iter().for_each(|line| print_line(model, line));
+    print_columns(&estimate_columns(model, lines));
     out!("");
-    out!("mode      none: each rank holds all weights; grad: gradients and moments are");
-    out!("          sharded over ranks; full: weights too; group: full within groups");
-    out!("images    per step and rank");
-    out!("keep      backbone units that keep their activations; others recompute them once, or");
-    out!("          with /n, n at a time: all but every n-th twice, using less memory");
-    out!("peak GB   per rank; saving a checkpoint needs another copy of the state");
-    out!("moved GB  received by a rank per step");
-    out!("hours     for the whole run; rank-h: hours times ranks (GPU-hours)");
+    explain(
+        "mode",
+        "none: each rank holds all weights; grad: gradients and moments are sharded over ranks; \
+        full: weights too; group: full within groups",
+    );
+    explain("images", "per step and rank");
+    explain(
+        "keep",
+        "backbone units that keep their activations; others recompute them once, or with /n, n \
+        at a time: all but every n-th twice, using less memory",
+    );
+    explain("peak GB", "per rank; saving a checkpoint needs another copy of the state");
+    explain("moved GB", "received by a rank per step");
+    explain("hours", "for the whole run; rank-h: hours times ranks (GPU-hours)");
     if !details {
         return;
     }
     out!("");
-    out!("ranks mode  group   state   grads  gather  graphs    copy  compute  moving waiting");
-    lines.iter().for_each(print_details);
+    print_columns(&detail_columns(lines));
     out!("");
-    out!("state     GB for all networks' weights and moments; grads: for gradients;");
-    out!("          gather: for weights in transfer and in use; graphs: for activations;");
-    out!("          copy: for the state while a checkpoint is written");
-    out!("compute   seconds per step; moving: of communication, overlapping computation;");
-    out!("          waiting: seconds that computation waits for communication");
+    explain(
+        "state",
+        "GB for all networks' weights and moments; grads: for gradients; gather: for weights in \
+        transfer and in use; graphs: for activations; copy: for the state while a checkpoint is written",
+    );
+    explain(
+        "compute",
+        "seconds per step; moving: of communication, overlapping computation; waiting: seconds \
+        that computation waits for communication",
+    );
 }
 
-fn print_line(model: &ModelCost, line: &CandidateEstimate) {
-    let placement = &line.candidate.placement;
-    let mut hours = "-".to_string();
-    let mut rank_hours = "-".to_string();
-    if let Some(run_s) = line.run_s() {
-        hours = rounded(run_s / HOUR_S);
-        rank_hours = rounded(run_s / HOUR_S * placement.world_size as f64);
+/// Prints a table, whose rows are told apart by ranks and mode.
+fn print_columns(columns: &[Column]) {
+    for line in format_table(columns, 2, output_width()) {
+        out!("{line}");
     }
-    let keep = match placement.keep {
-        n if n == model.trained.backbone.len() => "all".into(),
-        n if placement.segment > 1 => format!("{n}/{}", placement.segment),
-        n => n.to_string(),
-    };
-    out!(
-        "{:>5} {:<5} {:>6} {:>4} {:>7.2} {:>8.2} {:>7.3} {:>8} {:>7} {:>7}{}",
-        placement.world_size,
-        line.candidate.mode(),
-        placement.rank_batch,
-        keep,
-        line.candidate.memory.peak_bytes() / GB,
-        line.traffic.bytes() / GB,
-        line.time.step_s,
-        rounded(line.images_per_s()),
-        hours,
-        rank_hours,
-        if line.candidate.fits { "" } else { "  too large" }
-    );
 }
 
-fn print_details(line: &CandidateEstimate) {
-    let placement = &line.candidate.placement;
-    let memory = &line.candidate.memory;
-    out!(
-        "{:>5} {:<5} {:>5} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>7.2} {:>8.3} {:>7.3} {:>7.3}",
-        placement.world_size,
-        line.candidate.mode(),
-        placement.group_size,
-        memory.state_bytes / GB,
-        memory.gradient_bytes / GB,
-        memory.gathered_bytes / GB,
-        memory.pass_bytes() / GB,
-        memory.checkpoint_bytes / GB,
-        line.time.compute_s,
-        line.time.moving_s,
-        line.time.waiting_s
-    );
+/// Prints the meaning of a column.
+fn explain(name: &str, meaning: &str) {
+    print_paragraph(NAME_WIDTH, &format!("{name:<NAME_WIDTH$}{meaning}"));
 }
 
-/// Formats a number with three significant digits, or all of those before the point.
+/// Returns the columns of ranks and mode.
+fn key_columns(lines: &[CandidateEstimate]) -> [Column; 2] {
+    let ranks = lines.iter().map(|line| line.candidate.placement.world_size.to_string());
+    let modes = lines.iter().map(|line| line.candidate.mode().to_string());
+    [Column::numbers("ranks", ranks.collect()), Column::words("mode", modes.collect())]
+}
+
+/// Returns the columns of the estimates.
+fn estimate_columns(model: &ModelCost, lines: &[CandidateEstimate]) -> Vec<Column> {
+    let mut images = Vec::new();
+    let mut keep = Vec::new();
+    let mut peak = Vec::new();
+    let mut moved = Vec::new();
+    let mut step = Vec::new();
+    let mut rate = Vec::new();
+    let mut hours = Vec::new();
+    let mut rank_hours = Vec::new();
+    let mut fits = Vec::new();
+    for line in lines {
+        let placement = &line.candidate.placement;
+        images.push(placement.rank_batch.to_string());
+        keep.push(match placement.keep {
+            n if n == model.trained.backbone.len() => "all".into(),
+            n if placement.segment > 1 => format!("{n}/{}", placement.segment),
+            n => n.to_string(),
+        });
+        peak.push(format!("{:.2}", line.candidate.memory.peak_bytes() / GB));
+        moved.push(format!("{:.2}", line.traffic.bytes() / GB));
+        step.push(format!("{:.3}", line.time.step_s));
+        rate.push(rounded(line.images_per_s()));
+        let run_h = line.run_s().map(|run_s| run_s / HOUR_S);
+        hours.push(run_h.map_or_else(|| "-".into(), rounded));
+        let rank_h = run_h.map(|run_h| run_h * placement.world_size as f64);
+        rank_hours.push(rank_h.map_or_else(|| "-".into(), rounded));
+        fits.push(if line.candidate.fits { String::new() } else { "too large".into() });
+    }
+    let mut columns = Vec::from(key_columns(lines));
+    columns.extend([
+        Column::numbers("images", images),
+        Column::numbers("keep", keep),
+        Column::numbers("peak GB", peak),
+        Column::numbers("moved GB", moved),
+        Column::numbers("step s", step),
+        Column::numbers("images/s", rate),
+        Column::numbers("hours", hours),
+        Column::numbers("rank-h", rank_hours),
+        Column::words("", fits),
+    ]);
+    columns
+}
+
+/// Returns the columns of memory and time in detail.
+fn detail_columns(lines: &[CandidateEstimate]) -> Vec<Column> {
+    let mut group = Vec::new();
+    let mut state = Vec::new();
+    let mut gradients = Vec::new();
+    let mut gathered = Vec::new();
+    let mut graphs = Vec::new();
+    let mut copy = Vec::new();
+    let mut compute = Vec::new();
+    let mut moving = Vec::new();
+    let mut waiting = Vec::new();
+    for line in lines {
+        let memory = &line.candidate.memory;
+        group.push(line.candidate.placement.group_size.to_string());
+        state.push(format!("{:.2}", memory.state_bytes / GB));
+        gradients.push(format!("{:.2}", memory.gradient_bytes / GB));
+        gathered.push(format!("{:.2}", memory.gathered_bytes / GB));
+        graphs.push(format!("{:.2}", memory.pass_bytes() / GB));
+        copy.push(format!("{:.2}", memory.checkpoint_bytes / GB));
+        compute.push(format!("{:.3}", line.time.compute_s));
+        moving.push(format!("{:.3}", line.time.moving_s));
+        waiting.push(format!("{:.3}", line.time.waiting_s));
+    }
+    let mut columns = Vec::from(key_columns(lines));
+    columns.extend([
+        Column::numbers("group", group),
+        Column::numbers("state", state),
+        Column::numbers("grads", gradients),
+        Column::numbers("gather", gathered),
+        Column::numbers("graphs", graphs),
+        Column::numbers("copy", copy),
+        Column::numbers("compute", compute),
+        Column::numbers("moving", moving),
+        Column::numbers("waiting", waiting),
+    ]);
+    columns
+}
+
+/// Formats a number with three significant digits, or all of those before the point, with thousands
+/// separated.
 fn rounded(value: f64) -> String {
-    let digits = match value {
-        v if v >= 100.0 => 0,
-        v if v >= 10.0 => 1,
-        _ => 2,
-    };
-    format!("{value:.digits$}")
+    match value {
+        v if v >= 100.0 => thousands(v.round() as u64),
+        v if v >= 10.0 => format!("{v:.1}"),
+        v => format!("{v:.2}"),
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +164,6 @@ mod tests {
 
     #[test]
     fn numbers_have_three_digits() {
-        assert_eq!([0.123, 12.34, 1234.5].map(rounded), ["0.12", "12.3", "1234"]);
+        assert_eq!([0.123, 12.34, 1234.5].map(rounded), ["0.12", "12.3", "1,235"]);
     }
 }

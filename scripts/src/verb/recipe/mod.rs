@@ -40,7 +40,7 @@ struct ShowArgs {
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  ocelli recipe new --method dino --arch vit --image-px 64 --width 192\n  \
-        ocelli recipe new --method swav --arch resnet --image-px 96 --set optim.batch_size=128"
+        ocelli recipe new --method swav --arch resnet --image-px 96 --set optim.lr=0.1"
 )]
 struct NewArgs {
     /// Method: a method.name value.

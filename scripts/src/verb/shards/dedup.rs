@@ -4,10 +4,9 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use augment::Rgb8;
 use pipeline::Storage;
 use prep::dedup::{Copies, CopyRules, MOST_DISTANCE, check_removal, find_copies};
-use report::picture::sheets;
+use report::picture::sheets::{GroupedImage, image_groups};
 use serde_json::json;
 
 use super::rewrite::{RewriteFlags, print_totals};
@@ -83,10 +82,14 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 /// there are any.
 fn draw_groups(path: &Path, copies: &Copies) -> anyhow::Result<bool> {
     let groups = copies.groups();
-    let mut rows: Vec<Vec<(String, Rgb8)>> = Vec::new();
+    let mut rows: Vec<Vec<GroupedImage>> = Vec::new();
     for group in groups.iter().take(MAX_SHOWN_GROUPS) {
-        let shown = group.iter().take(1 + MAX_SHOWN_COPIES);
-        let row: Vec<(String, Rgb8)> = shown.filter_map(|index| copies.keyed_image(*index)).collect();
+        let mut row = Vec::new();
+        for index in group.iter().take(1 + MAX_SHOWN_COPIES) {
+            if let Some((key, image)) = copies.keyed_image(*index) {
+                row.push(GroupedImage { image, key, role: copies.role(*index) });
+            }
+        }
         if row.len() > 1 {
             rows.push(row);
         }
@@ -94,7 +97,7 @@ fn draw_groups(path: &Path, copies: &Copies) -> anyhow::Result<bool> {
     if rows.is_empty() {
         return Ok(false);
     }
-    let legend = format!("{} of {} groups of copies", rows.len(), groups.len());
-    sheets::image_groups(path, &rows, &legend)?;
+    let legend = format!("{} of {} groups of copies; green frame: kept", rows.len(), groups.len());
+    image_groups(path, &rows, &legend)?;
     Ok(true)
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pipeline::Storage;
+use pipeline::words::counted;
 use prep::extract::{Extracted, extract};
 use prep::rewrite::RewriteJob;
 use serde_json::json;
@@ -34,7 +35,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let job = RewriteJob { shards: &args.shards, out: &args.out, overwrite: args.overwrite };
     let Extracted { n_samples, n_files } = extract(&job, &args.keys, storage, &StageBar::new())?;
-    out!("{n_files} files from {n_samples} samples in {}", args.out.display());
+    let files = counted(n_files, "file");
+    out!("{files} from {} in {}", counted(n_samples, "sample"), args.out.display());
     if args.json {
         out!("{}", json!({ "samples": n_samples, "files": n_files }));
     }

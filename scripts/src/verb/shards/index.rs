@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use pipeline::Storage;
+use pipeline::words::counted;
 use prep::index::{Indexed, index_shards};
 use serde_json::json;
 
@@ -30,7 +31,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let indexed = index_shards(&args.shards, args.checksums, args.overwrite, storage, &StageBar::new())?;
     let Indexed { n_shards, n_written, n_samples } = indexed;
-    out!("{n_written} of {n_shards} shard(s) indexed, {n_samples} samples in total");
+    let shards = counted(n_shards as u64, "shard");
+    out!("{n_written} of {shards} indexed, {} in total", counted(n_samples, "sample"));
     if args.json {
         out!("{}", json!({ "shards": n_shards, "indexed": n_written, "samples": n_samples }));
     }

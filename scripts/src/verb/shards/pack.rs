@@ -32,11 +32,11 @@ pub(crate) struct Args {
     #[arg(long, default_value = "train")]
     prefix: String,
     /// Maximum number of samples per shard, at least 1.
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     samples_per_shard: u64,
     /// Maximum size of a shard in bytes, counting image files; 0 for no limit. Ignored with --urls,
     /// where only the number of samples counts.
-    #[arg(long, default_value_t = 1 << 30)]
+    #[arg(long, value_name = "N", default_value_t = 1 << 30, hide_short_help = true)]
     bytes_per_shard: u64,
     /// Class list that defines the numbering, one name per line, such as the classes.txt of another
     /// pack. Without it, numeric labels are kept as they are, and names are numbered
@@ -61,6 +61,14 @@ pub(crate) struct Args {
 
 /// Flags of packing from the web.
 #[derive(clap::Args)]
+#[command(
+    mut_arg("connections", |arg| arg.hide_short_help(true)),
+    mut_arg("per_host", |arg| arg.hide_short_help(true)),
+    mut_arg("retries", |arg| arg.hide_short_help(true)),
+    mut_arg("timeout_s", |arg| arg.hide_short_help(true)),
+    mut_arg("max_mb", |arg| arg.hide_short_help(true)),
+    mut_arg("ignore_opt_out", |arg| arg.hide_short_help(true))
+)]
 struct WebFlags {
     /// Fetch the URLs in the list's column `url`. The columns `label` and `caption` are kept if
     /// present.

@@ -31,10 +31,8 @@ pub(crate) struct Common {
 
 /// Flags of `shards reshard`.
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  ocelli shards reshard data/ --samples-per-shard 10000 --shuffle 0 --out \
-        shuffled/"
-)]
+#[command(after_help = "Examples:\n  \
+        ocelli shards reshard data/ --samples-per-shard 1000 --shuffle 0 --out mixed/")]
 pub(crate) struct ReshardArgs {
     #[command(flatten)]
     common: Common,

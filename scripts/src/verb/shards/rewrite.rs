@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pipeline::Storage;
+use pipeline::words::{counted, thousands};
 use prep::filter::{FilterRules, filter};
 use prep::resize::{ResizeRules, resize};
 use prep::rewrite::{RewriteJob, RewriteTotals};
@@ -104,11 +105,11 @@ pub(crate) fn print_totals(totals: &RewriteTotals, json: bool) {
         n => format!(", {n} already done"),
     };
     out!(
-        "{} shard(s) written{existing}: {} samples unchanged, {} changed, {} dropped; {:.1} MB of {:.1} MB",
-        totals.n_shards,
-        totals.n_kept,
-        totals.n_replaced,
-        totals.n_dropped,
+        "{} written{existing}: {} unchanged, {} changed, {} dropped; {:.1} MB of {:.1} MB",
+        counted(totals.n_shards, "shard"),
+        counted(totals.n_kept, "sample"),
+        thousands(totals.n_replaced),
+        thousands(totals.n_dropped),
         totals.bytes_out as f64 / 1e6,
         totals.bytes_in as f64 / 1e6
     );

@@ -18,8 +18,9 @@ use prep::open::{open_dataset, split_folders};
 
 /// Flags of `shards contact-sheet`.
 #[derive(clap::Args)]
-#[command(after_help = "Examples:\n  ocelli shards contact-sheet data/ --out sheet.png\n  ocelli shards \
-        contact-sheet data/ --recipe dino_vits16 --count 8 --out views.png")]
+#[command(after_help = "Examples:\n  \
+        ocelli shards contact-sheet data/ --out sheet.png\n  \
+        ocelli shards contact-sheet data/ --recipe dino_vits16 --count 8 --out v.png")]
 pub(crate) struct Args {
     /// Shards: paths, patterns such as 'train-*.tar', folders, or URLs.
     #[arg(required = true)]
@@ -65,7 +66,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let images = ImageSet::open_some(source, square, DecodeRules::default(), name, args.count)?;
             // The classes of a folder of images are names.
             let names = read_class_names(&split_folders(&args.shards)?.sources(storage)?);
-            sheets::thumbnails(&args.out, &images, |class| class_name(&names, class).to_string())?;
+            sheets::thumbnails(&args.out, &images, |class| format!("{:?}", class_name(&names, class)))?;
         }
     }
     out!("{}", args.out.display());

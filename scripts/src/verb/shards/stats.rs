@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use augment::{DecodeRules, Depth, Fill, PixelFormat};
 use pipeline::Storage;
+use pipeline::words::{counted, thousands};
 use prep::bits::BitsUsed;
 use prep::parts::ReadJob;
 use prep::stats::{Stats, quantiles, stats};
@@ -102,21 +103,27 @@ fn print(stats: &Stats, rules: &DecodeRules) {
     print_quantiles("encoded", &stats.sizes_kb, "kB");
     print_quantiles("shard", &stats.shard_mb, "MB");
     out!(
-        "samples          {} in {} shard(s); {} without an image, {} corrupt, {} exact duplicates",
-        stats.n_samples,
-        stats.shard_mb.len(),
-        stats.n_no_image,
-        stats.n_bad,
-        stats.n_duplicates()
+        "samples          {} in {}; {} without an image, {} corrupt, {}",
+        thousands(stats.n_samples),
+        counted(stats.shard_mb.len() as u64, "shard"),
+        thousands(stats.n_no_image),
+        thousands(stats.n_bad),
+        counted(stats.n_duplicates(), "exact duplicate")
     );
     let folders = match stats.n_by_folder {
         0 => String::new(),
-        n => format!("; {n} labeled by their folder in the archive"),
+        n => format!("; {} labeled by their folder in the archive", thousands(n)),
     };
-    out!("classes          {}; {} samples without a label{folders}", stats.classes.len(), stats.n_unlabeled);
-    out!("formats          {}; {} progressive", join_counts(&stats.formats), stats.n_progressive);
-    let applies = if stats.n_turned > 0 { " (applied only with data.apply_exif=true)" } else { "" };
-    out!("colors           {}; {} rotated by EXIF{applies}", join_counts(&stats.colors), stats.n_turned);
+    let n_classes = thousands(stats.classes.len() as u64);
+    let unlabeled = counted(stats.n_unlabeled, "sample");
+    out!("classes          {n_classes}; {unlabeled} without a label{folders}");
+    let progressive = thousands(stats.n_progressive);
+    out!("formats          {}; {progressive} progressive", join_counts(&stats.formats));
+    let turned = match stats.n_turned {
+        0 => "EXIF turns none".to_string(),
+        n => format!("EXIF turns {} (applied only with data.apply_exif=true)", counted(n, "image")),
+    };
+    out!("colors           {}; {turned}", join_counts(&stats.colors));
     print_constants(stats, rules);
     out!(
         "speed            {:.1} ms to decode an image; about {:.0} images/s with DINOv2 \
@@ -144,7 +151,7 @@ fn print_unusable(stats: &Stats, rules: &DecodeRules) {
 fn print_others(stats: &Stats, rules: &DecodeRules) {
     for (other, n) in &stats.others {
         let flags = format_flags(other).map_or(String::new(), |flags| format!(": {flags} reads them"));
-        out!("other pixels     {n} images have {other}, not {}{flags}", rules.format);
+        out!("other pixels     {} of {other}, not {}{flags}", counted(*n, "image"), rules.format);
     }
 }
 
@@ -162,7 +169,7 @@ fn print_quantiles(name: &str, values: &[f64], unit: &str) {
 }
 
 fn join_counts(counts: &BTreeMap<String, u64>) -> String {
-    counts.iter().map(|(name, n)| format!("{n} {name}")).collect::<Vec<_>>().join(", ")
+    counts.iter().map(|(name, n)| format!("{} {name}", thousands(*n))).collect::<Vec<_>>().join(", ")
 }
 
 /// Prints which bits are used, and which pixels stand for no data, where no flag says it.
@@ -174,8 +181,9 @@ fn print_notes(stats: &Stats, rules: &DecodeRules) {
     if rules.no_data.is_none() {
         for (value, n) in &stats.no_data {
             out!(
-                "no data          {n} images declare {value} as their no-data value: pass --no-data \
-                 {value} to exclude it"
+                "no data          {} with {value} as declared no-data value: pass --no-data {value} to \
+                 exclude it",
+                counted(*n, "image")
             );
         }
     }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use augment::{DecodeRules, Fill};
 use pipeline::Storage;
+use pipeline::words::{counted, thousands};
 use prep::parts::ReadJob;
 use prep::verify::verify;
 use serde_json::json;
@@ -48,12 +49,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     drop(progress);
     let Some(verified) = result_of_all(share) else { return Ok(ExitCode::SUCCESS) };
     out!(
-        "{} shard(s), {} bad; {} samples, {:.1} MB of images, {} bad",
-        verified.n_shards,
+        "{}, {} bad; {}, {:.1} MB of images, {} bad",
+        counted(verified.n_shards as u64, "shard"),
         verified.n_bad_shards,
-        verified.n_samples,
+        counted(verified.n_samples, "sample"),
         verified.bytes as f64 / 1e6,
-        verified.n_bad
+        thousands(verified.n_bad)
     );
     if args.json {
         let line = json!({ "shards": verified.n_shards, "bad_shards": verified.n_bad_shards,
