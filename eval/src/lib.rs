@@ -34,6 +34,7 @@ pub use features::table::Table;
 pub use images::ImageSet;
 pub use images::check::Check;
 pub use images::source::{ImageFile, Source};
+pub use measure::retrieval::{RANDOM_NETWORK, RETRIEVAL, Retrieval, retrieval};
 pub use measure::{Measures, SampleSizes, label_free};
 pub use probe::Split;
 pub use protocol::knn::neighbors;

@@ -75,6 +75,11 @@ impl Network {
         network
     }
 
+    /// Returns a network of the same form with initial weights of `seed`, on the same device.
+    pub fn with_random_weights(&self, seed: u64) -> Self {
+        Self::random(&self.model, self.pixels.clone(), seed, self.workers.len(), &self.device)
+    }
+
     /// Creates a network; `flat_values` returns the flat buffer of each unit.
     fn with_flats<E>(
         model: &ModelConfig,

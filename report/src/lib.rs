@@ -25,6 +25,7 @@ pub use map::{ClusterMap, DrawnCluster, MapTile, map_html};
 pub use network::{NetworkReport, network_files, write_network};
 pub use page::{Report, is_page, write_page};
 pub use run::Run;
+pub use run::learning::Learning;
 pub use run::overview::Overview;
 pub use run::scores::{ScoreAt, named_scores, scores_at};
 pub use run::seeds::{ScoreColumn, SeedRow, SeedScore, SeedTable};

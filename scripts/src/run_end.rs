@@ -25,11 +25,16 @@ const N_CLASSES_READ: u64 = 64;
 /// Largest number of images for which scores by neighbors among themselves are suggested.
 const MAX_LEFT_OUT: u64 = 100_000;
 
-/// Prints the first, the best and the last score of the run in `workdir`, if it has been scored.
+/// Prints whether the run in `workdir` learns, and its first, best and last score, as far as that has
+/// been measured.
 pub(crate) fn print_scores(workdir: &Path) {
     // A file that cannot be read is reported where the page is written.
     let Ok(run) = Run::open(workdir) else { return };
-    if let Some(best) = Overview::from_run(&run).best {
+    let overview = Overview::from_run(&run);
+    if let Some(learning) = overview.learning {
+        say(format!("without labels: {}", learning.words));
+    }
+    if let Some(best) = overview.best {
         say(format!("scores: {}", best.words));
     }
 }

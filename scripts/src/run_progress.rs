@@ -271,8 +271,7 @@ impl Observer for RunProgress {
         self.say(&format!("step {step}: {name}: {}", numbers.join("  ")));
     }
 
-    fn probes_ended(&mut self, seconds: f64) {
-        self.pace.update_probes(seconds);
+    fn probes_ended(&mut self) {
         self.bar.reset();
         self.bar.set_position(self.step);
         if self.bar.length() == Some(self.step) {
@@ -305,7 +304,7 @@ mod tests {
             step_s: 1.0,
             data_wait_ms: 115_289.0,
             epoch: 99.99,
-            probes_left: 0,
+            probes_left_s: 0.0,
         };
         progress.pace.update(p);
         let numbers = progress.numbers(p);

@@ -68,6 +68,8 @@ mod images;
 mod interop;
 /// JPEG files of every kind, compared with Pillow.
 mod jpeg;
+/// Whether a run learns, without labels.
+mod learning;
 /// The scripts that start ranks without a launcher.
 mod launchers;
 /// Python libraries on the same networks and images.

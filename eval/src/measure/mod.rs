@@ -5,6 +5,7 @@ pub(crate) mod alpha_req;
 pub(crate) mod lidar;
 pub(crate) mod moments;
 pub(crate) mod rankme;
+pub(crate) mod retrieval;
 pub(crate) mod uniformity;
 
 use augment::MultiCrop;
@@ -28,12 +29,14 @@ pub struct SampleSizes {
     pub n_viewed: usize,
     /// Views per image.
     pub n_views: usize,
+    /// Images of which two views each are searched, evenly spread over the set.
+    pub n_retrieved: usize,
 }
 
 impl Default for SampleSizes {
     /// Returns numbers small enough for a laptop; RankMe's paper uses 25,600 images.
     fn default() -> Self {
-        Self { n_images: 10_000, n_viewed: 1000, n_views: 10 }
+        Self { n_images: 10_000, n_viewed: 1000, n_views: 10, n_retrieved: 512 }
     }
 }
 
@@ -74,6 +77,11 @@ pub fn label_free(
             "lower: distance between views of an image",
         ),
         ("uniformity", uniformity::uniformity(rows, d), "lower: how evenly they cover the sphere"),
+        (
+            retrieval::RETRIEVAL,
+            retrieval::retrieval(network, &images.spread(effort.n_retrieved), progress)?.percent,
+            "higher: percent of views that find the other view of their image",
+        ),
     ])
 }
 

@@ -40,18 +40,21 @@ function overview() {
     if (o.collapsed) states.push(" ", el("span", { class: "state collapsed" }, "collapsed"));
     return [el("span", { title: run.workdir }, named(i)), run.recipe, o.method, o.backbone, el("span", {}, ...states),
       `${o.step.toLocaleString("en")} of ${o.total_steps.toLocaleString("en")}`, short(o.loss),
-      o.best ? el("span", { title: `${o.best.words}; ${o.best.about}` }, `${o.best.metric} ${o.best.course}`) : null, short(o.images_per_s), duration(o.seconds_left)];
+      o.best ? el("span", { title: `${o.best.words}; ${o.best.about}` }, `${o.best.metric} ${o.best.course}`)
+        : o.learning ? el("span", { title: o.learning.words }, `views ${o.learning.course}`) : null, short(o.images_per_s), duration(o.seconds_left)];
   });
   const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "score: first → best → last", "images/s", "time left"];
   const scored = runs.filter((run) => run.overview.best);
+  const searched = runs.filter((run) => run.overview.learning);
   const why = runs.filter((run) => ["died", "failed"].includes(run.overview.state));
   return [table(headings, rows, [5, 6, 8, 9]),
+    ...searched.map((run) => el("p", { class: "note" }, `${several ? `${run.overview.name}, without` : "Without"} labels: ${run.overview.learning.words}.`)),
     ...scored.map((run) => el("p", { class: "note" }, `${several ? `${run.overview.name}: ` : ""}${run.overview.best.words}; ${run.overview.best.about}.`)),
     ...why.map((run) => el("p", { class: "note" }, `${run.overview.name} ${run.overview.why}`))];
 }
 
 // Order of the charts: the most important ones first.
-const ORDER = ["train/loss", "probe/", "health/", "train/", "knobs/", "rate/", "time/"];
+const ORDER = ["train/loss", "probe/", "views/", "health/", "train/", "knobs/", "rate/", "time/"];
 const rank = (name) => { const found = ORDER.findIndex((start) => name.startsWith(start)); return found < 0 ? ORDER.length : found; };
 const HIDDEN = ["train/samples", "train/epoch"];
 

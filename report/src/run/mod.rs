@@ -1,6 +1,7 @@
 //! Runs as read from the files of their work directories.
 
 pub(crate) mod jsonl;
+pub(crate) mod learning;
 pub(crate) mod metrics;
 pub(crate) mod overview;
 pub(crate) mod quarantine;

@@ -6,6 +6,7 @@ use trainer::run::Concern;
 use trainer::run::status::State;
 
 use super::Run;
+use super::learning::Learning;
 use super::metrics::Point;
 
 /// Entry of a run in a list of runs.
@@ -25,6 +26,8 @@ pub struct Overview {
     pub loss: Option<f64>,
     /// The highest of the usual scores, with the first and the last of them.
     pub best: Option<Best>,
+    /// What the search of views says about the run.
+    pub learning: Option<Learning>,
     /// `running`, `finished`, `stopped`, `failed`, `died`, `not started`.
     pub state: &'static str,
     /// State with its reason.
@@ -152,6 +155,7 @@ impl Overview {
             total_steps,
             loss: run.metrics.last("train/loss"),
             best: best(run),
+            learning: Learning::from_evaluations(&run.evaluations),
             state: status.state.word(),
             why: status.state.to_string(),
             collapsed: collapsed(run),

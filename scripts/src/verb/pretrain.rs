@@ -16,7 +16,7 @@ use prep::bits::report_bits;
 use prep::open::report_turned;
 use report::Start;
 use serde_json::json;
-use session::{ScoringProbe, Session, check_export, initial_model};
+use session::{RetrievalProbe, ScoringProbe, Session, check_export, initial_model};
 use trainer::checkpoint::steps;
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         stop: Arc::default(),
     };
     let Trained { plan, outcome, dataset } =
-        pretrain(session, storage, |plan| probes(args, plan, rank, storage))?;
+        pretrain(session, storage, |plan| scoring_probe(args, plan, rank, storage))?;
     let checkpoints = args.workdir.join("checkpoints");
     if outcome == Outcome::Stopped {
         if rank == 0 {
@@ -206,8 +206,8 @@ pub(crate) struct Probes {
     n_images: usize,
 }
 
-/// Creates the probes that the flags request.
-fn probes(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::Result<Probes> {
+/// Creates the scoring probe that the flags request.
+fn scoring_probe(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> anyhow::Result<Probes> {
     if args.probe_train.is_empty() {
         return Ok(Probes::default());
     }
@@ -243,6 +243,11 @@ fn probe_bar(step: u64) -> Box<dyn Progress> {
     Box::new(StageBar::named(job))
 }
 
+/// Creates the bar of a search of views after `step` steps.
+fn retrieval_bar(step: u64) -> Box<dyn Progress> {
+    Box::new(StageBar::named(format!("searching views after step {step}")))
+}
+
 /// A run after its last step, or after a step at which it was asked to stop.
 pub(crate) struct Trained {
     /// Plan of the run.
@@ -276,6 +281,11 @@ pub(crate) fn pretrain(
     };
     let Probes { mut probes, n_images } = fitted.all_ready(probes(fitted.plan()))?;
     let plan = fitted.plan().clone();
+    let retrieval = RetrievalProbe::for_run(&plan, fitted.dataset(), fitted.workdir(), retrieval_bar);
+    if let Some(retrieval) = fitted.all_ready(retrieval)? {
+        // Before the scores, which are the newest that the bar shows.
+        probes.insert(0, Box::new(retrieval));
+    }
     let mut step_s = None;
     if rank == 0 {
         report_images(&plan, fitted.dataset());

@@ -148,10 +148,21 @@ fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
         overview.backbone.clone(),
         format!("{}/{}", overview.step, overview.total_steps),
         overview.loss.map_or_else(|| "-".into(), |loss| format!("{loss:.4}")),
-        overview.best.as_ref().map_or_else(|| "-".into(), |best| format!("{} {}", best.metric, best.course)),
+        score_cell(overview),
         state,
         overview.seconds_left.map_or_else(|| "-".into(), duration),
     ]
+}
+
+/// Returns the score of a run, or else its search of views.
+fn score_cell(overview: &Overview) -> String {
+    if let Some(best) = &overview.best {
+        return format!("{} {}", best.metric, best.course);
+    }
+    match &overview.learning {
+        Some(learning) => format!("views {}", learning.course),
+        None => "-".into(),
+    }
 }
 
 /// Prints rows of the same length, the first of which are headings, with aligned columns.

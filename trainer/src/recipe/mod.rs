@@ -397,6 +397,10 @@ pub struct RunConfig {
     pub keep_checkpoints: usize,
     /// Steps between two probes; 0, the default, to probe after the last step only.
     pub probe_every_steps: u64,
+    /// Most images of which two views each are searched among each other, to see without labels
+    /// whether the run learns; 512 by default, 0 for none. Runs of fewer steps take fewer images, so
+    /// that it takes about 3 % of their time at most.
+    pub retrieval_images: usize,
     /// Worker threads of a rank; 0 for one per core, or one if a GPU computes. Another number
     /// changes the order of sums, and thus the last bits of the result.
     pub workers: usize,
@@ -454,6 +458,7 @@ impl Default for RunConfig {
             checkpoint_every_minutes: 30.0,
             keep_checkpoints: 2,
             probe_every_steps: 0,
+            retrieval_images: 512,
             workers: 0,
             data_threads: 0,
             keep: None,

@@ -37,8 +37,9 @@ pub struct Progress {
     pub data_wait_ms: f64,
     /// Passes over the data set.
     pub epoch: f64,
-    /// Number of steps after which probes run, from this one on.
-    pub probes_left: u64,
+    /// Estimated seconds of the probes that are left, from those after this step on; 0 for probes
+    /// that have not run yet.
+    pub probes_left_s: f64,
 }
 
 /// Receiver of a run's reports.
@@ -55,8 +56,8 @@ pub trait Observer {
     fn probing(&mut self, step: u64);
     /// Called after a probe.
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]);
-    /// Called after the probes of a step, which have taken `seconds`.
-    fn probes_ended(&mut self, seconds: f64);
+    /// Called after the probes of a step.
+    fn probes_ended(&mut self);
 }
 
 /// An observer that shows nothing.
@@ -76,7 +77,7 @@ impl Observer for Quiet {
 
     fn probed(&mut self, _step: u64, _name: &str, _numbers: &[(String, f64)]) {}
 
-    fn probes_ended(&mut self, _seconds: f64) {}
+    fn probes_ended(&mut self) {}
 }
 
 /// A frozen network with its weights.

@@ -44,6 +44,8 @@ pub(super) struct Journal {
     /// Sizes of products whose kernels are recorded, each with its kernel and the result of its
     /// check.
     recorded_products: HashSet<(String, String, Discriminant<Checked>)>,
+    /// Seconds that each probe took when it ran last; 0 before.
+    probe_seconds: Vec<f64>,
 }
 
 impl Journal {
@@ -67,6 +69,7 @@ impl Journal {
             stragglers: Stragglers::default(),
             source_counts: SourceCounts::new(dataset, plan),
             recorded_products: HashSet::new(),
+            probe_seconds: Vec::new(),
         })
     }
 
@@ -85,18 +88,18 @@ impl Journal {
         self.record_warnings(step, &[(Concern::NotFinite, reason)])
     }
 
-    /// Reports a step to the observer. `probes_left` is the number of steps after which probes run,
-    /// from this one on.
+    /// Reports a step to the observer, before the `probes` that are due after it.
     pub(super) fn report_step(
         &mut self,
         trainer: &Trainer,
         plan: &Plan,
         report: &StepReport,
         time: StepTime,
-        probes_left: u64,
+        probes: &[Box<dyn Probe>],
         observer: &mut dyn Observer,
     ) -> Result<(), TrainError> {
         let done = trainer.state.step;
+        let probes_left_s = probes_left_s(plan, probes, &self.probe_seconds, done - 1);
         observer.stepped(Progress {
             step: done,
             total_steps: plan.total_steps,
@@ -105,7 +108,7 @@ impl Journal {
             step_s: time.seconds,
             data_wait_ms: time.data_wait_ms,
             epoch: done as f64 * plan.recipe.optim.batch_size as f64 / plan.n_samples.max(1) as f64,
-            probes_left,
+            probes_left_s,
         });
         if !report.finite && trainer.topology().rank == 0 {
             let step = done - 1;
@@ -155,6 +158,7 @@ impl Journal {
     /// Probes the weights that a run starts with. All ranks call it. Their numbers are not in the
     /// metrics, whose rows are of steps.
     pub(super) fn probe_start(
+        &mut self,
         trainer: &Trainer,
         plan: &Plan,
         probes: &mut [Box<dyn Probe>],
@@ -163,7 +167,7 @@ impl Journal {
     ) -> Result<(), TrainError> {
         if !probes.is_empty() {
             heartbeat.enter(0, "probe");
-            probe_all(trainer, plan, 0, probes, observer)?;
+            self.run_probes(trainer, plan, 0, probes, observer)?;
         }
         Ok(())
     }
@@ -185,8 +189,7 @@ impl Journal {
         let done = trainer.state.step;
         let settings = &plan.recipe.run;
         let last = done == plan.total_steps;
-        let every = settings.probe_every_steps;
-        let probing = !probes.is_empty() && (last || (every > 0 && done.is_multiple_of(every)));
+        let probing = probes.iter().any(|probe| is_probe_due(plan, probe.as_ref(), done));
         if !(is_row_due(done, settings.log_every_steps) || last || probing) {
             return Ok(());
         }
@@ -211,12 +214,46 @@ impl Journal {
         }
         if probing {
             heartbeat.enter(step, "probe");
-            row.extend(probe_all(trainer, plan, done, probes, observer)?);
+            row.extend(self.run_probes(trainer, plan, done, probes, observer)?);
         }
         if let Some(telemetry) = &mut self.telemetry {
             telemetry.write(step, &row)?;
         }
         self.record_products(step, plan)
+    }
+
+    /// Runs the probes that are due after `done` steps on the evaluated network, and returns their
+    /// numbers and their times, which are empty except on rank 0. All ranks call it.
+    fn run_probes(
+        &mut self,
+        trainer: &Trainer,
+        plan: &Plan,
+        done: u64,
+        probes: &mut [Box<dyn Probe>],
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<(String, f64)>, TrainError> {
+        let mut row = Vec::new();
+        let gathering = Instant::now();
+        let Some(network) = evaluated_network(trainer, plan)? else { return Ok(row) };
+        let gathering_s = gathering.elapsed().as_secs_f64();
+        observer.probing(done);
+        self.probe_seconds.resize(probes.len(), 0.0);
+        for (probe, probe_s) in probes.iter_mut().zip(&mut self.probe_seconds) {
+            if !is_probe_due(plan, probe.as_ref(), done) {
+                continue;
+            }
+            let start = Instant::now();
+            let name = probe.name().to_string();
+            let numbers = probe
+                .run(&network, done)
+                .map_err(|reason| TrainError::Probe { name: name.clone(), reason })?;
+            *probe_s = gathering_s + start.elapsed().as_secs_f64();
+            observer.probed(done, &name, &numbers);
+            row.extend(numbers.into_iter().map(|(key, value)| (format!("{name}/{key}"), value)));
+            row.push((format!("time/{name}_ms"), 1e3 * *probe_s));
+        }
+        observer.probes_ended();
+        Ok(row)
     }
 
     /// Records the kernels of sizes that were used for the first time since the last row.
@@ -250,35 +287,66 @@ fn embeddings(trainer: &Trainer, plan: &Plan, report: &StepReport) -> Result<Ten
     Ok(images.reshape([b * width / d, d]))
 }
 
-/// Runs all probes on the evaluated network and returns their numbers and their time, which are
-/// empty except on rank 0. All ranks call it.
-fn probe_all(
-    trainer: &Trainer,
-    plan: &Plan,
-    step: u64,
-    probes: &mut [Box<dyn Probe>],
-    observer: &mut dyn Observer,
-) -> Result<Vec<(String, f64)>, TrainError> {
-    let mut row = Vec::new();
-    let start = Instant::now();
-    let Some(network) = evaluated_network(trainer, plan)? else { return Ok(row) };
-    observer.probing(step);
-    for probe in probes {
-        let name = probe.name().to_string();
-        let numbers =
-            probe.run(&network, step).map_err(|reason| TrainError::Probe { name: name.clone(), reason })?;
-        observer.probed(step, &name, &numbers);
-        row.extend(numbers.into_iter().map(|(key, value)| (format!("{name}/{key}"), value)));
+/// Returns whether `probe` runs after `done` steps.
+fn is_probe_due(plan: &Plan, probe: &dyn Probe, done: u64) -> bool {
+    let interval = probe.interval(plan.recipe.run.probe_every_steps, plan.total_steps);
+    done == 0 || done == plan.total_steps || (interval > 0 && done.is_multiple_of(interval))
+}
+
+/// Estimates the seconds of the probes after more than `done` steps, from the `seconds` that each has
+/// taken.
+fn probes_left_s(plan: &Plan, probes: &[Box<dyn Probe>], seconds: &[f64], done: u64) -> f64 {
+    let mut left_s = 0.0;
+    for (probe, probe_s) in probes.iter().zip(seconds) {
+        let interval = probe.interval(plan.recipe.run.probe_every_steps, plan.total_steps);
+        left_s += plan.n_probes_at(interval, done) as f64 * probe_s;
     }
-    let seconds = start.elapsed().as_secs_f64();
-    observer.probes_ended(seconds);
-    row.push(("time/probe_ms".into(), 1e3 * seconds));
-    Ok(row)
+    left_s
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_row_due;
+    use super::{Probe, is_probe_due, is_row_due, probes_left_s};
+    use crate::conformance::plans;
+    use networks::Network;
+
+    /// A probe that runs four times in a run, or as the recipe says.
+    struct Quarterly {
+        follows_recipe: bool,
+    }
+
+    impl Probe for Quarterly {
+        fn name(&self) -> &str {
+            "quarterly"
+        }
+
+        fn interval(&self, every_steps: u64, total_steps: u64) -> u64 {
+            if self.follows_recipe { every_steps } else { total_steps / 4 }
+        }
+
+        fn run(&mut self, _network: &Network, _step: u64) -> Result<Vec<(String, f64)>, String> {
+            Ok(Vec::new())
+        }
+    }
+
+    /// Each probe is due at its own interval, and counts by its own time.
+    #[test]
+    fn probes_have_intervals_and_times_of_their_own() {
+        let mut plan = plans(&[]).remove(0);
+        plan.total_steps = 40;
+        plan.recipe.run.probe_every_steps = 0;
+        let probes: Vec<Box<dyn Probe>> =
+            vec![Box::new(Quarterly { follows_recipe: false }), Box::new(Quarterly { follows_recipe: true })];
+        for (index, expected) in [(0, vec![0, 10, 20, 30, 40]), (1, vec![0, 40])] {
+            let due: Vec<u64> =
+                (0..=40).filter(|done| is_probe_due(&plan, probes[index].as_ref(), *done)).collect();
+            assert_eq!(due, expected);
+        }
+        for (done, left_s) in [(0, 4.0 * 2.0 + 100.0), (10, 3.0 * 2.0 + 100.0), (39, 102.0), (40, 0.0)] {
+            assert_eq!(probes_left_s(&plan, &probes, &[2.0, 100.0], done), left_s, "after {done}");
+        }
+        assert_eq!(probes_left_s(&plan, &probes, &[], 0), 0.0, "none has run");
+    }
 
     #[test]
     fn rows_begin_with_the_first_step() {

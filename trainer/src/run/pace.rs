@@ -1,7 +1,7 @@
 //! Rates of a run while it trains, the time that it has left, and the curve of its loss.
 //!
 //! ```text
-//! left = steps left · median time of the newest steps + probes left · time of the newest probes
+//! left = steps left · median time of the newest steps + time of the probes left
 //! ```
 //!
 //! The time of a step has no probes, pictures and checkpoints in it. A median is not moved by the
@@ -26,8 +26,6 @@ pub struct Pace {
     pub curve: VecDeque<f64>,
     /// Times of the newest steps, the newest last.
     newest: VecDeque<StepTimes>,
-    /// Seconds of the newest probes of a step; 0 if none have run.
-    probes_s: f64,
     /// Sum of the losses of the current interval.
     interval_sum: f64,
     /// Number of losses of the current interval.
@@ -63,11 +61,6 @@ impl Pace {
         }
     }
 
-    /// Takes the seconds of all probes after a step as the time of those that are left.
-    pub fn update_probes(&mut self, seconds: f64) {
-        self.probes_s = seconds;
-    }
-
     /// Returns the median seconds of the newest steps; 0 before the first.
     pub fn step_s(&self) -> f64 {
         let mut times: Vec<f64> = self.newest.iter().map(|times| times.step_s).collect();
@@ -101,11 +94,10 @@ impl Pace {
         numbers.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
     }
 
-    /// Estimates the seconds that the remaining steps and probes will take. Probes count once one
-    /// has run.
+    /// Estimates the seconds that the remaining steps and probes will take.
     pub fn seconds_left(&self, p: Progress) -> f64 {
         let steps_left = p.total_steps.saturating_sub(p.step);
-        steps_left as f64 * self.step_s() + p.probes_left as f64 * self.probes_s
+        steps_left as f64 * self.step_s() + p.probes_left_s
     }
 }
 
@@ -131,9 +123,11 @@ mod tests {
 
         /// Follows the first `done` steps; returns the seconds that are left as estimated when step
         /// `done` ends, and as they are.
-        fn estimated_and_true(&self, pace: &mut Pace, done: usize) -> (f64, f64) {
+        fn estimated_and_true(&self, pace: &mut Pace, has_probed: bool, done: usize) -> (f64, f64) {
             let total = self.steps_s.len();
             let mut estimate = 0.0;
+            // The time of a probe is known once one has run.
+            let mut probe_s = if has_probed { self.probe_s } else { 0.0 };
             for step in 1..=done {
                 let p = Progress {
                     step: step as u64,
@@ -143,12 +137,12 @@ mod tests {
                     step_s: self.steps_s[step - 1],
                     data_wait_ms: 0.0,
                     epoch: 0.0,
-                    probes_left: self.probes_after(step - 1),
+                    probes_left_s: self.probes_after(step - 1) as f64 * probe_s,
                 };
                 pace.update(p);
                 estimate = pace.seconds_left(p);
                 if self.probes_after(step - 1) > self.probes_after(step) {
-                    pace.update_probes(self.probe_s);
+                    probe_s = self.probe_s;
                 }
             }
             let steps_s: f64 = self.steps_s[done..].iter().sum();
@@ -170,8 +164,8 @@ mod tests {
         steps_s
     }
 
-    fn assert_within_15_percent(times: &Times, pace: &mut Pace, done: usize) {
-        let (estimated, left) = times.estimated_and_true(pace, done);
+    fn assert_within_15_percent(times: &Times, has_probed: bool, done: usize) {
+        let (estimated, left) = times.estimated_and_true(&mut Pace::default(), has_probed, done);
         assert!((estimated - left).abs() < 0.15 * left, "after {done} steps: {estimated} of {left} s");
     }
 
@@ -181,9 +175,7 @@ mod tests {
     fn a_slow_probe_is_no_part_of_a_step() {
         for done in [10, 11, 12, 13, 20, 24] {
             let times = Times { steps_s: uneven_steps(24, 27.0), probe_every: 6, probe_s: 600.0 };
-            let mut pace = Pace::default();
-            pace.update_probes(600.0);
-            assert_within_15_percent(&times, &mut pace, done);
+            assert_within_15_percent(&times, true, done);
         }
     }
 
@@ -192,9 +184,9 @@ mod tests {
     fn probes_count_once_one_has_run() {
         let times = Times { steps_s: uneven_steps(1000, 0.3), probe_every: 100, probe_s: 60.0 };
         for done in [101, 500, 999, 1000] {
-            assert_within_15_percent(&times, &mut Pace::default(), done);
+            assert_within_15_percent(&times, false, done);
         }
-        let (estimated, _) = times.estimated_and_true(&mut Pace::default(), 99);
+        let (estimated, _) = times.estimated_and_true(&mut Pace::default(), false, 99);
         assert!((estimated - 901.0 * 0.3).abs() < 0.15 * 901.0 * 0.3, "steps alone: {estimated}");
     }
 
@@ -202,11 +194,11 @@ mod tests {
     #[test]
     fn steps_alone_are_estimated_from_the_newest() {
         let far = Times { steps_s: uneven_steps(5000, 0.3), probe_every: 5000, probe_s: 0.0 };
-        assert_within_15_percent(&far, &mut Pace::default(), 10);
+        assert_within_15_percent(&far, false, 10);
         let mut steps_s = uneven_steps(100, 1.0);
         steps_s.extend(uneven_steps(900, 2.0));
         let faster_first = Times { steps_s, probe_every: 1000, probe_s: 0.0 };
-        assert_within_15_percent(&faster_first, &mut Pace::default(), 140);
+        assert_within_15_percent(&faster_first, false, 140);
     }
 
     #[test]
@@ -223,7 +215,7 @@ mod tests {
                 step_s: if is_first { 50.0 } else { 0.5 },
                 data_wait_ms: if is_first { 9000.0 } else { 3.0 },
                 epoch: 0.0,
-                probes_left: 0,
+                probes_left_s: 0.0,
             });
         }
         assert_eq!((pace.step_s(), pace.images_per_s(8), pace.waiting_ms()), (0.5, 16.0, 3.0));

@@ -145,8 +145,8 @@ impl<'a> Run<'a> {
             return Ok(Outcome::Finished);
         }
         if self.trainer.state.step == 0 && self.plan.recipe.init.is_some() {
-            let Self { trainer, plan, heartbeat, .. } = &*self;
-            Journal::probe_start(trainer, plan, probes, heartbeat, observer)?;
+            let Self { journal, trainer, plan, heartbeat, .. } = self;
+            journal.probe_start(trainer, plan, probes, heartbeat, observer)?;
         }
         let (mut next, mut agreed) = self.first_batch()?;
         loop {
@@ -237,11 +237,10 @@ impl<'a> Run<'a> {
             return Ok((report, next));
         }
         let time = StepTime { seconds: start.elapsed().as_secs_f64(), data_wait_ms };
-        let probes_left = if probes.is_empty() { 0 } else { self.plan.n_probes_after(step) };
         let Self { journal, trainer, plan, heartbeat, .. } = self;
         let reported = journal
             .report_kernels(step, rank, observer)
-            .and_then(|()| journal.report_step(trainer, plan, &report, time, probes_left, observer));
+            .and_then(|()| journal.report_step(trainer, plan, &report, time, probes, observer));
         let logged =
             journal.log(trainer, plan, &report, &scheduled_values, time, probes, heartbeat, observer);
         let workdir_check = workdir::check(self.job.workdir, self.lock.as_ref());

@@ -1,0 +1,179 @@
+//! Probe of the retrieval of views, which every run has that is long enough: whether it learns can
+//! be seen without labels.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use augment::Transform;
+use eval::row::{EVALUATIONS, EvaluationRow, ImageSetInfo, Number, append};
+use eval::{ImageSet, RANDOM_NETWORK, RETRIEVAL, Retrieval, Source, retrieval};
+use networks::Network;
+use networks::probe::Probe;
+use pipeline::{Dataset, Progress};
+use serde_json::{Map, Value};
+use trainer::Plan;
+
+use crate::error::SessionError;
+use crate::evaluated_network::Origin;
+
+/// Number of evaluations in a run whose recipe does not say how often probes run.
+const EVALUATIONS_PER_RUN: u64 = 8;
+
+/// Number of training images for one image that is searched: ten evaluations of two views each, at
+/// a third of the work of a training pass, are then about 3 % of a run's work, or less.
+const TRAINED_PER_IMAGE: u64 = 100;
+
+/// Fewest images whose number says something.
+const LEAST_IMAGES: u64 = 64;
+
+/// Most parameters of a backbone that is gathered by one process for this probe.
+const MOST_PARAMETERS: usize = 500_000_000;
+
+/// A search of views among images of a run: the network under training, beside one with random
+/// weights.
+pub struct RetrievalProbe {
+    images: ImageSet,
+    workdir: PathBuf,
+    plan: Plan,
+    /// Percent that random weights find, once it is known.
+    random_percent: Option<f64>,
+    /// Creates the receiver of the progress of an evaluation after a number of steps.
+    new_progress: fn(u64) -> Box<dyn Progress>,
+}
+
+impl RetrievalProbe {
+    /// Creates the probe of the run of `plan` in `workdir` on images of `dataset`, spread evenly:
+    /// `run.retrieval_images` of them, or fewer in a short run. `None` if too few images would be
+    /// left, for images that would have to be fetched, and for a backbone that one process should
+    /// not gather. All ranks create it.
+    ///
+    /// # Errors
+    /// [`SessionError::Eval`] if a shard cannot be read.
+    pub fn for_run(
+        plan: &Plan,
+        dataset: &Arc<Dataset>,
+        workdir: &Path,
+        new_progress: fn(u64) -> Box<dyn Progress>,
+    ) -> Result<Option<Self>, SessionError> {
+        let n_images = n_images(plan, dataset.n_samples());
+        if n_images == 0 || !dataset.is_local() || plan.recipe.model.n_params() > MOST_PARAMETERS {
+            return Ok(None);
+        }
+        let source = Source::Shards(Arc::clone(dataset));
+        let transform = Transform::new(plan.recipe.evaluated_px() as u32);
+        let images =
+            ImageSet::open_some(source, transform, plan.recipe.data.rules(), "training images", n_images)?;
+        Ok(Some(Self {
+            images,
+            workdir: workdir.to_path_buf(),
+            plan: plan.clone(),
+            random_percent: None,
+            new_progress,
+        }))
+    }
+
+    /// Returns the percent that random weights find: as an earlier start of the run has recorded it,
+    /// or else as it is measured and recorded now.
+    fn random_percent(&mut self, network: &Network, step: u64) -> Result<f64, SessionError> {
+        if let Some(percent) = self.random_percent {
+            return Ok(percent);
+        }
+        let percent = match self.recorded_percent() {
+            Some(percent) => percent,
+            None => {
+                let random = network.with_random_weights(0);
+                let found = self.measure(&random, step)?;
+                self.record(&random, RANDOM_NETWORK, 0, found)?;
+                found.percent
+            }
+        };
+        self.random_percent = Some(percent);
+        Ok(percent)
+    }
+
+    /// Returns the percent of random weights on as many images in the evaluations of the run.
+    fn recorded_percent(&self) -> Option<f64> {
+        let text = fs::read_to_string(self.workdir.join(EVALUATIONS)).ok()?;
+        for line in text.lines() {
+            let Ok(row) = serde_json::from_str::<EvaluationRow>(line) else { continue };
+            let is_same_set = row.test.images == Some(self.images.len());
+            if row.metric == RETRIEVAL && row.about.network == RANDOM_NETWORK && is_same_set {
+                return row.number.value();
+            }
+        }
+        None
+    }
+
+    fn measure(&self, network: &Network, step: u64) -> Result<Retrieval, SessionError> {
+        let progress = (self.new_progress)(step);
+        Ok(retrieval(network, &self.images, &*progress)?)
+    }
+
+    /// Adds `found` to the evaluations of the run, as a number of the network `name` after `step`
+    /// steps.
+    fn record(&self, network: &Network, name: &str, step: u64, found: Retrieval) -> Result<(), SessionError> {
+        let origin = Origin {
+            network_name: name,
+            step: Some(step),
+            recipe: Some(&self.plan.recipe.name),
+            transform: self.images.transform,
+            checkpoint: None,
+        };
+        let row = EvaluationRow {
+            metric: RETRIEVAL.into(),
+            number: Number::new("", found.percent),
+            interval: None,
+            by_class: None,
+            protocol: None,
+            protocol_in_words: Some("views that find the other view of their image, in percent".into()),
+            settings: Map::new(),
+            details: Value::Null,
+            seed: 0,
+            train: None,
+            test: ImageSetInfo { set: self.images.name.clone(), images: Some(self.images.len()) },
+            about: origin.describe(network)?,
+            classes: None,
+            confusion: None,
+            confused: None,
+            watch: None,
+        };
+        if let Err(error) = append(&self.workdir, &[row]) {
+            tracing::warn!("could not record the retrieval of step {step}: {error}");
+        }
+        Ok(())
+    }
+
+    fn evaluate(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, SessionError> {
+        let random_percent = self.random_percent(network, step)?;
+        let found = self.measure(network, step)?;
+        self.record(network, self.plan.evaluated()?, step, found)?;
+        Ok(vec![(RETRIEVAL.into(), found.percent), ("random_weights".into(), random_percent)])
+    }
+}
+
+impl Probe for RetrievalProbe {
+    fn name(&self) -> &str {
+        "views"
+    }
+
+    fn interval(&self, every_steps: u64, total_steps: u64) -> u64 {
+        match every_steps {
+            0 => total_steps.div_ceil(EVALUATIONS_PER_RUN),
+            every_steps => every_steps,
+        }
+    }
+
+    fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String> {
+        self.evaluate(network, step).map_err(|error| error.to_string())
+    }
+}
+
+/// Returns the number of images that are searched in a run of `plan` on `n_samples` images; 0 for
+/// none.
+fn n_images(plan: &Plan, n_samples: u64) -> u64 {
+    let n_trained = plan.total_steps.saturating_mul(plan.recipe.optim.batch_size as u64);
+    let affordable = n_trained / TRAINED_PER_IMAGE;
+    let n_images = (plan.recipe.run.retrieval_images as u64).min(affordable).min(n_samples);
+    if n_images < LEAST_IMAGES { 0 } else { n_images }
+}
