@@ -164,3 +164,5 @@ mod travel;
 mod values;
 /// The verbs of the program.
 mod verbs;
+/// Output at the widths of terminals.
+mod widths;
