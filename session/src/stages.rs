@@ -338,8 +338,8 @@ impl Fitted {
         *comm = measured;
         if session.launch.rank == 0 {
             tracing::info!(
-                "optim.length: {} in {}, of {} each, the median of {} on the first batches, which are not part \
-                 of the run",
+                "optim.length: {} in {}, of {} each, the median of {} on the first batches, which are not \
+                 part of the run",
                 counted(length.steps, "step"),
                 minutes_in_words(minutes),
                 format_time(length.step_s),

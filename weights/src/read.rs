@@ -33,8 +33,8 @@ pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
     Ok(pretrained)
 }
 
-/// Returns the error about `source`, which cannot be read for `reason`: names its network if that is
-/// known.
+/// Returns the error about `source`, which cannot be read for `reason`: names its network if that
+/// is known.
 fn refuse(source: &Source, reason: String) -> WeightsError {
     let Some(network) = unsupported(&source.arrays) else {
         return WeightsError::unknown(&source.path, reason);

@@ -22,8 +22,8 @@ const DATA_MODULES: [&str; 9] =
     ["torch", "collections", "numpy", "argparse", "types", "omegaconf", "pathlib", "_codecs", "datetime"];
 
 /// Refusal of a file of `torch.jit.save`.
-const IS_SCRIPT: &str = "it is a TorchScript program; OpenAI's CLIP is one, which is not supported; of another \
-                         network, save torch.jit.load(FILE).state_dict() with torch.save";
+const IS_SCRIPT: &str = "it is a TorchScript program; OpenAI's CLIP is one, which is not supported; of \
+                         another network, save torch.jit.load(FILE).state_dict() with torch.save";
 
 /// Maximum length of the record that ends an archive's directory, including its comment.
 const MAX_END_BYTES: u64 = 22 + 65_535;
