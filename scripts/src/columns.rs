@@ -1,21 +1,23 @@
 //! Tables as wide as the terminal.
 
+use crate::console::output_width;
+
 /// A column of a table.
 pub(crate) struct Column {
-    heading: &'static str,
+    heading: String,
     is_text: bool,
     cells: Vec<String>,
 }
 
 impl Column {
     /// Creates a column of numbers, which are aligned to the right.
-    pub(crate) fn numbers(heading: &'static str, cells: Vec<String>) -> Self {
-        Self { heading, is_text: false, cells }
+    pub(crate) fn numbers(heading: impl Into<String>, cells: Vec<String>) -> Self {
+        Self { heading: heading.into(), is_text: false, cells }
     }
 
     /// Creates a column of words, which are aligned to the left.
-    pub(crate) fn words(heading: &'static str, cells: Vec<String>) -> Self {
-        Self { heading, is_text: true, cells }
+    pub(crate) fn words(heading: impl Into<String>, cells: Vec<String>) -> Self {
+        Self { heading: heading.into(), is_text: true, cells }
     }
 
     /// Returns the width of the column in characters.
@@ -30,39 +32,58 @@ impl Column {
     }
 }
 
-/// Formats a table of `columns`, all of the same length. A table that is wider than `max_width` is
-/// divided into several, one below the other, each of which begins with the first `n_keys` columns.
-pub(crate) fn format_table(columns: &[Column], n_keys: usize, max_width: Option<usize>) -> Vec<String> {
+/// Arrangement of a table.
+#[derive(Clone, Copy)]
+pub(crate) struct Arrangement {
+    /// Number of columns that tell the rows apart: the first ones.
+    pub(crate) n_keys: usize,
+    /// Number of spaces between columns.
+    pub(crate) gap: usize,
+}
+
+/// Prints a table of `columns`, all of the same length. A table that is wider than standard output
+/// is divided into several, one below the other, each of which begins with the columns that tell
+/// the rows apart.
+pub(crate) fn print_columns(columns: &[Column], arrangement: Arrangement) {
+    for line in format_table(columns, arrangement, output_width()) {
+        out!("{line}");
+    }
+}
+
+/// Formats a table of `columns`, divided where it is wider than `max_width`.
+fn format_table(columns: &[Column], arrangement: Arrangement, max_width: Option<usize>) -> Vec<String> {
+    let Arrangement { n_keys, gap } = arrangement;
     let (keys, others) = columns.split_at(n_keys);
-    // Each column is followed by a space.
-    let keys_width: usize = keys.iter().map(|key| key.width() + 1).sum();
+    // Each column is followed by a gap.
+    let keys_width: usize = keys.iter().map(|key| key.width() + gap).sum();
     let mut lines = Vec::new();
     let mut block: Vec<&Column> = keys.iter().collect();
     let mut block_width = keys_width;
     for column in others {
         let width = block_width + column.width();
         if block.len() > n_keys && max_width.is_some_and(|max_width| width > max_width) {
-            lines.extend(format_block(&block));
+            lines.extend(format_block(&block, gap));
             lines.push(String::new());
             block = keys.iter().collect();
             block_width = keys_width;
         }
-        block_width += column.width() + 1;
+        block_width += column.width() + gap;
         block.push(column);
     }
-    lines.extend(format_block(&block));
+    lines.extend(format_block(&block, gap));
     lines
 }
 
-/// Formats columns side by side.
-fn format_block(columns: &[&Column]) -> Vec<String> {
+/// Formats columns side by side, with `gap` spaces between two.
+fn format_block(columns: &[&Column], gap: usize) -> Vec<String> {
+    let between = " ".repeat(gap);
     let n_rows = columns.iter().map(|column| column.cells.len()).max().unwrap_or(0);
     let mut lines = Vec::with_capacity(n_rows + 1);
-    let headings: Vec<String> = columns.iter().map(|column| column.padded(column.heading)).collect();
-    lines.push(headings.join(" ").trim_end().to_string());
+    let headings: Vec<String> = columns.iter().map(|column| column.padded(&column.heading)).collect();
+    lines.push(headings.join(&between).trim_end().to_string());
     for row in 0..n_rows {
         let cells: Vec<String> = columns.iter().map(|column| column.padded(&column.cells[row])).collect();
-        lines.push(cells.join(" ").trim_end().to_string());
+        lines.push(cells.join(&between).trim_end().to_string());
     }
     lines
 }
@@ -83,12 +104,17 @@ mod tests {
             Column::words("mode", strings(&["none", "full"])),
         ];
         let whole = ["ranks    GB mode", "    1  1.25 none", "   64 10.00 full"];
-        assert_eq!(format_table(&columns, 1, None), whole);
-        assert_eq!(format_table(&columns, 1, Some(16)), whole);
+        let arrangement = Arrangement { n_keys: 1, gap: 1 };
+        assert_eq!(format_table(&columns, arrangement, None), whole);
+        assert_eq!(format_table(&columns, arrangement, Some(16)), whole);
         let divided =
             ["ranks    GB", "    1  1.25", "   64 10.00", "", "ranks mode", "    1 none", "   64 full"];
-        assert_eq!(format_table(&columns, 1, Some(15)), divided);
+        assert_eq!(format_table(&columns, arrangement, Some(15)), divided);
         // A column that is too wide by itself is not left out.
-        assert_eq!(format_table(&columns, 1, Some(3)), divided);
+        assert_eq!(format_table(&columns, arrangement, Some(3)), divided);
+        let wide_gap = Arrangement { n_keys: 1, gap: 2 };
+        let apart = ["ranks     GB  mode", "    1   1.25  none", "   64  10.00  full"];
+        assert_eq!(format_table(&columns, wide_gap, Some(18)), apart);
+        assert_eq!(format_table(&columns, wide_gap, Some(17)).len(), 7);
     }
 }

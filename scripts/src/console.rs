@@ -347,6 +347,12 @@ pub(crate) fn output_width() -> Option<usize> {
     std::env::var("COLUMNS").ok()?.parse().ok().filter(|width| *width > 0)
 }
 
+/// Returns the width of pages that are written for a reader, also into a file: that of standard
+/// output, or else of the terminal that the program was started in, but at most `most`.
+pub(crate) fn page_width(most: usize) -> usize {
+    output_width().unwrap_or_else(termwidth).min(most)
+}
+
 /// Breaks the lines of `text` between words at `width` characters.
 fn wrap_words(text: &str, indent: usize, width: usize) -> String {
     let spaces = " ".repeat(indent);

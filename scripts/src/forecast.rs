@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use indicatif::HumanCount;
 use kernels::device::{DeviceKind, Opened};
 use pipeline::Dataset;
+use pipeline::words::{counted, thousands};
 use session::{Resident, machine, resident};
 use trainer::Plan;
 use trainer::bench::speed::{Load, machine_speed};
@@ -131,15 +131,15 @@ impl Forecast {
     }
 
     fn note(&self) -> String {
-        let total = HumanCount(self.total_steps);
-        let steps = if self.n_left < self.total_steps {
-            format!("{} of {total} steps are left, of", HumanCount(self.n_left))
-        } else {
-            format!("{total} steps of")
+        let total = counted(self.total_steps, "step");
+        let steps = match self.n_left {
+            1 if self.total_steps > 1 => format!("1 of {total} is left, of"),
+            n if n < self.total_steps => format!("{} of {total} are left, of", thousands(n)),
+            _ => format!("{total} of"),
         };
         format!(
-            "note: {steps} {} images: about {}, {} each; needs about {} of memory",
-            HumanCount(self.batch_size as u64),
+            "note: {steps} {}: about {}, {} each; needs about {} of memory",
+            counted(self.batch_size as u64, "image"),
             format_duration(self.step_s * self.n_left as f64),
             format_time(self.step_s),
             self.memory.in_words()

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pipeline::words::thousands;
 use trainer::run::{Observer, Pace, Progress};
 
 use crate::console::{draws, line_every, say, say_progress, shows_progress};
@@ -188,7 +189,8 @@ fn sparkline<'a>(values: impl Iterator<Item = &'a f64> + Clone) -> String {
 fn run_bar(total_steps: u64, step: u64) -> ProgressBar {
     let target = if draws() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(total_steps), target).with_position(step);
-    let style = ProgressStyle::with_template("pretrain [{wide_bar}] {pos}/{len}  {prefix}\n{wide_msg}");
+    let style =
+        ProgressStyle::with_template("pretrain [{wide_bar}] {human_pos}/{human_len}  {prefix}\n{wide_msg}");
     // The template is valid.
     match style {
         Ok(style) => bar.with_style(style.progress_chars("=> ")),
@@ -214,7 +216,7 @@ impl Observer for RunProgress {
             f();
         }
         if step > 0 {
-            say(format!("resuming at step {step} of {total_steps}"));
+            say(format!("resuming at step {} of {}", thousands(step), thousands(total_steps)));
         }
         self.bar = run_bar(total_steps, step);
         self.running.set(step, Some(&self.bar));
@@ -239,7 +241,8 @@ impl Observer for RunProgress {
             self.bar.set_message(format!("{numbers}  {}", sparkline(self.pace.curve.iter())));
         } else if shows_progress() && (self.last_line.elapsed() >= line_every() || is_last) {
             self.last_line = Instant::now();
-            let line = format!("step {}/{}  {numbers}  {left} left", p.step, p.total_steps);
+            let step = thousands(p.step);
+            let line = format!("step {step}/{}  {numbers}  {left} left", thousands(p.total_steps));
             say_progress(&line, self.pace.to_json(p));
         }
         if is_last {
@@ -268,7 +271,7 @@ impl Observer for RunProgress {
     fn probed(&mut self, step: u64, name: &str, numbers: &[(String, f64)]) {
         self.newest_score = numbers.first().map(|(key, value)| format!("{key} {value:.2}"));
         let numbers: Vec<String> = numbers.iter().map(|(key, value)| format!("{key} {value:.2}")).collect();
-        self.say(&format!("step {step}: {name}: {}", numbers.join("  ")));
+        self.say(&format!("step {}: {name}: {}", thousands(step), numbers.join("  ")));
     }
 
     fn probes_ended(&mut self) {

@@ -1,5 +1,6 @@
 //! Scores over seeds as text, CSV and LaTeX.
 
+use pipeline::words::{counted, thousands};
 use report::{ScoreColumn, SeedRow, SeedScore, SeedTable};
 
 /// Format of a table.
@@ -63,7 +64,7 @@ pub(crate) fn legend(table: &SeedTable) -> Vec<String> {
         lines.push(format!("{}: {measure}{}", column.label, column.about));
     }
     for row in &table.rows {
-        let mut facts = vec![format!("{}, {}", row.method, row.backbone), steps(row)];
+        let mut facts = vec![format!("{}, {}", row.method, row.backbone), steps_in_words(row)];
         facts.extend(row.settings.iter().map(|(key, value)| format!("{key} = {value}")));
         lines.push(format!("{}: {}", row.name, facts.join("; ")));
     }
@@ -142,7 +143,14 @@ fn cell(column: &ScoreColumn, score: &SeedScore, n_seeds: usize, sign: &str) -> 
     text
 }
 
-/// Formats the number of steps of the runs of a row.
+/// Formats the number of steps of the runs of a row for readers: `12,500 steps`.
+fn steps_in_words(row: &SeedRow) -> String {
+    let [fewest, most] = row.steps;
+    let steps = counted(most, "step");
+    if fewest == most { steps } else { format!("{} to {steps}", thousands(fewest)) }
+}
+
+/// Formats the number of steps of the runs of a row for programs: `12500 steps`.
 fn steps(row: &SeedRow) -> String {
     let [fewest, most] = row.steps;
     if fewest == most { format!("{most} steps") } else { format!("{fewest} to {most} steps") }

@@ -10,6 +10,7 @@ use eval::{ImageSet, Source, features};
 use kernels::device::Device;
 use networks::{ModelConfig, Origin};
 use pipeline::Storage;
+use pipeline::words::counted;
 use prep::open::open_dataset;
 use report::{Gallery, GalleryOptions, NetworkReport, network_files, write_network};
 use session::{EvaluatedNetwork, NetworkSettings, find_workdir};
@@ -130,7 +131,7 @@ fn describe(model: &ModelConfig) -> String {
 /// Describes the library or the run that made weights.
 fn made_by(origin: &Origin) -> String {
     match origin.step {
-        Some(step) => format!("a run of {}, after {step} steps", origin.library),
+        Some(step) => format!("a run of {}, after {}", origin.library, counted(step, "step")),
         None if origin.library.is_empty() => "an unknown library".into(),
         None => origin.library.clone(),
     }

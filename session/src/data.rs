@@ -5,6 +5,7 @@ use std::path::Path;
 use pipeline::secrets::redact_list;
 use pipeline::source_name::{is_source_name, split_source};
 use pipeline::url::{ShardUrl, expand};
+use pipeline::words::thousands;
 use pipeline::{Dataset, MixedSource, SampleId, Sampling, Storage};
 use prep::column::Column;
 use prep::open::{is_folder_of_images, open_dataset, open_shards};
@@ -134,8 +135,9 @@ fn image_weights(path: &Path, dataset: &Dataset) -> Result<Vec<f64>, SessionErro
     }
     if n_unlisted > 0 && n_unlisted < dataset.n_samples() {
         tracing::info!(
-            "{n_unlisted} of {} images are not in {}, and are not shown",
-            dataset.n_samples(),
+            "{} of {} images are not in {}, and are not shown",
+            thousands(n_unlisted),
+            thousands(dataset.n_samples()),
             path.display()
         );
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use kernels::device::{DeviceChoice, DeviceKind, Opened};
 use networks::probe::Probe;
 use networks::{NamedTensor, Origin};
+use pipeline::words::counted;
 use pipeline::{Dataset, Storage};
 use ranks::communicator::Communicator;
 use ranks::engine::EngineChoice;
@@ -14,7 +15,7 @@ use ranks::launch::Launch;
 use ranks::wire::Wire;
 use trainer::estimate::fit;
 use trainer::run::fault::Fault;
-use trainer::run::{FrozenNetwork, Job, Observer, Outcome, measure_length, recorded_plan, run};
+use trainer::run::{FrozenNetwork, Job, Observer, Outcome, format_time, measure_length, recorded_plan, run};
 use trainer::{Length, Plan, Recipe, TrainError};
 
 use crate::connect::{agree_on_groups, agree_on_kernels, agree_on_length, all_ready, connect, n_sharers};
@@ -194,14 +195,14 @@ impl Connected {
             return Ok(None);
         }
         let there = match plan.minutes {
-            Some(minutes) => format!("{minutes} minutes"),
-            None => format!("{} steps", plan.total_steps),
+            Some(minutes) => minutes_in_words(minutes),
+            None => counted(plan.total_steps, "step"),
         };
         Err(SessionError::Train(TrainError::RecipeMismatch {
             workdir: workdir.clone(),
             key: "optim.length".into(),
             there,
-            here: format!("{minutes} minutes (--lengthen continues it, if it becomes longer)"),
+            here: format!("{} (--lengthen continues it, if it becomes longer)", minutes_in_words(minutes)),
         }))
     }
 
@@ -337,11 +338,12 @@ impl Fitted {
         *comm = measured;
         if session.launch.rank == 0 {
             tracing::info!(
-                "optim.length: {minutes} minutes are {} steps of {:.3} s, the median of {} steps on the first \
-                 batches, which are not part of the run",
-                length.steps,
-                length.step_s,
-                length.n_timed
+                "optim.length: {} in {}, of {} each, the median of {} on the first batches, which are not \
+                 part of the run",
+                counted(length.steps, "step"),
+                minutes_in_words(minutes),
+                format_time(length.step_s),
+                counted(length.n_timed as u64, "step")
             );
         }
         // A fork goes on from the step of its checkpoint.
@@ -385,4 +387,9 @@ impl Fitted {
         };
         Ok(run(&job, comm, probes, observer)?)
     }
+}
+
+/// Formats minutes with their noun: `1 minute`, `0.5 minutes`.
+fn minutes_in_words(minutes: f64) -> String {
+    if minutes == 1.0 { "1 minute".into() } else { format!("{minutes} minutes") }
 }

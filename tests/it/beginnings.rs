@@ -283,10 +283,10 @@ fn minutes_become_steps_of_the_plan() {
     let killed = world.pretrain("a", &[&more[..], &fault].concat());
     assert!(!killed.status.success());
     let stderr = String::from_utf8_lossy(&killed.stderr).into_owned();
-    let (_, rest) = stderr.split_once("optim.length: 0.1 minutes are ").unwrap();
-    let n_steps: u64 = rest.split(' ').next().unwrap().parse().unwrap();
+    let (before, _) = stderr.split_once(" steps in 0.1 minutes, of ").unwrap();
+    let n_steps: u64 = before.rsplit(' ').next().unwrap().replace(',', "").parse().unwrap();
     let stderr = ok(&world.pretrain("a", &more));
-    assert!(stderr.contains("resuming at step") && !stderr.contains("minutes are"), "{stderr}");
+    assert!(stderr.contains("resuming at step") && !stderr.contains("in 0.1 minutes"), "{stderr}");
     assert_eq!(logged_steps(&world, "a"), (0..n_steps).collect::<Vec<u64>>());
 
     let plan: toml::Table = std::fs::read_to_string(world.path("a/plan.toml")).unwrap().parse().unwrap();

@@ -21,7 +21,12 @@ const COMMON: [&str; 8] = [
 
 /// Runs the program with `args` in a terminal of 80 columns; returns its standard output.
 fn output(args: &[&str]) -> String {
-    let output = program().args(args).env("COLUMNS", WIDTH.to_string()).output().unwrap();
+    output_at(WIDTH, args)
+}
+
+/// Runs the program with `args` in a terminal of `width` columns; returns its standard output.
+fn output_at(width: usize, args: &[&str]) -> String {
+    let output = program().args(args).env("COLUMNS", width.to_string()).output().unwrap();
     ok(&output);
     // A usage begins with the name of the program's file.
     String::from_utf8(output.stdout).unwrap().replace("ocelli-under-test", "ocelli")
@@ -80,6 +85,20 @@ fn short_help_fits_a_screen() {
             for option in COMMON {
                 assert!(!text.contains(option), "ocelli {name} {flag} shows {option}");
             }
+        }
+    }
+}
+
+/// In a narrow terminal, everything but the line of the usage is divided between words.
+#[test]
+fn short_help_fits_a_narrow_terminal() {
+    const NARROW: usize = 60;
+    for command in commands() {
+        let mut args: Vec<&str> = command.iter().map(String::as_str).collect();
+        args.push("-h");
+        for line in output_at(NARROW, &args).lines().filter(|line| !line.starts_with("Usage: ")) {
+            let name = command.join(" ");
+            assert!(line.chars().count() <= NARROW, "`ocelli {name} -h` has a wider line:\n{line}");
         }
     }
 }

@@ -166,3 +166,5 @@ mod travel;
 mod values;
 /// The verbs of the program.
 mod verbs;
+/// Output at the widths of terminals.
+mod widths;

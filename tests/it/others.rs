@@ -700,6 +700,41 @@ fn inconsistent_weights_are_refused() {
     check_message("others::inconsistent_weights_are_refused.archive", &embed_error(&world, &archive));
 }
 
+/// Writes a safetensors file with a number for each of `names`.
+fn write_numbers(path: &Path, names: &[&str]) {
+    let mut header = serde_json::Map::new();
+    for (index, name) in names.iter().enumerate() {
+        let offsets = [4 * index, 4 * index + 4];
+        let entry = serde_json::json!({ "dtype": "F32", "shape": [1], "data_offsets": offsets });
+        header.insert(name.to_string(), entry);
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + 4 * names.len(), 0);
+    fs::write(path, bytes).unwrap();
+}
+
+/// A CLIP is named in the formats of four libraries, with what can be done instead.
+#[test]
+fn weights_of_clip_are_refused_by_name() {
+    const NAME: &str = "others::weights_of_clip_are_refused_by_name";
+    let world = World::new(1);
+    let files: [(&str, &[&str]); 4] = [
+        ("openai", &["visual.class_embedding", "visual.ln_pre.weight", "token_embedding.weight"]),
+        ("tower", &["class_embedding", "ln_pre.weight", "transformer.resblocks.0.ln_1.weight"]),
+        ("transformers", &["vision_model.embeddings.class_embedding", "text_projection.weight"]),
+        ("timm", &["cls_token", "norm_pre.weight", "patch_embed.proj.weight"]),
+    ];
+    for (library, names) in files {
+        let weights = format!("{library}.safetensors");
+        write_numbers(&world.path(&weights), names);
+        let stderr = embed_error(&world, &world.text(&weights));
+        assert!(stderr.contains("CLIP") && stderr.contains("docs/weights.md"), "{stderr}");
+        check_message(&format!("{NAME}.{library}"), &stderr);
+    }
+}
+
 /// Control characters in names, which would move the cursor, end a line or reverse the direction of
 /// text, are escaped in output and in lists.
 #[test]

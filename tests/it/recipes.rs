@@ -269,6 +269,11 @@ fn printed_recipes_and_plans_can_be_trained() {
     assert_eq!(list.lines().filter(|line| !line.starts_with(' ')).count(), recipes().len());
     let keys = stdout(&world, &["recipe", "keys", "optim.clip"]);
     assert!(keys.contains("optim.clip_norm  number") && !keys.contains("optim.lr"), "{keys}");
+    // The two ways to state the size of views name each other.
+    let keys = stdout(&world, &["recipe", "keys", "views.global_px"]);
+    assert!(keys.contains("views.crops.0.size_px"), "{keys}");
+    let keys = stdout(&world, &["recipe", "keys", "views.crops"]);
+    assert!(keys.contains("views.global_px"), "{keys}");
     let output = world.ocelli(&["recipe", "keys", "optim.warmpu"]);
     check_message("recipes::printed_recipes_and_plans_can_be_trained.key", &fails(&output, 2));
     let output = world.ocelli(&["recipe", "new", "--method", "dion"]);

@@ -223,7 +223,7 @@ fn prepare_in_parts(world: &World, cluster: &Cluster) {
         assert!(have_equal_files(&one_job, &parts, &file), "{file}");
     }
     let stdout = cluster.stdout("sh", &["-c", "cat part-*.log"]);
-    assert!(stdout.contains("60 samples of") && stdout.contains("in 9 shard(s):"), "{stdout}");
+    assert!(stdout.contains("60 samples of") && stdout.contains("in 9 shards:"), "{stdout}");
 }
 
 /// Returns `true` if two folders have the same bytes in `file`.

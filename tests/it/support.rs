@@ -150,6 +150,8 @@ pub(crate) fn program() -> Command {
     command.env("OCELLI_CACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
     // Features from an earlier run of these tests would hide later changes.
     command.env("OCELLI_FEATURES_GB", "0");
+    // Output to a pipe has no width.
+    command.env_remove("COLUMNS");
     for (name, _) in std::env::vars() {
         if ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|beginning| name.starts_with(beginning)) {
             command.env_remove(name);

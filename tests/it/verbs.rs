@@ -38,6 +38,31 @@ fn pack_images(world: &World, out: &str) -> Value {
     json_of(&output)
 }
 
+/// Returns what a command, which must succeed, prints.
+fn printed(world: &World, args: &[&str]) -> String {
+    let output = world.ocelli(args);
+    ok(&output);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn numbers_have_separated_thousands_and_agree_with_their_nouns() {
+    let world = World::new(1);
+    let many = world.text("many");
+    let synth = ["shards", "synth", "--size-px", "8", "--out"];
+    let text = printed(&world, &[&synth[..], &[&many, "--count", "1200"]].concat());
+    assert_eq!(text, format!("1,200 images in 2 shards in {many}\n"));
+    let one = world.text("one");
+    let text = printed(&world, &[&synth[..], &[&one, "--count", "1"]].concat());
+    assert_eq!(text, format!("1 image in 1 shard in {one}\n"));
+    save_image(&world.path("images/cats/a.png"), 10);
+    let text = printed(&world, &["shards", "pack", &world.text("images"), "--out", &world.text("packed")]);
+    assert!(text.starts_with("1 sample of 1 class in 1 shard:\n"), "{text}");
+    let shard = world.text("many/train-000000.tar");
+    let text = printed(&world, &["shards", "verify", &shard]);
+    assert!(text.starts_with("1 shard, 0 bad; 1,000 samples, "), "{text}");
+}
+
 #[test]
 fn packing_a_folder_of_classes_is_repeatable() {
     let world = World::new(1);

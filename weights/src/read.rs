@@ -13,6 +13,10 @@ use crate::preprocessing::Preprocessing;
 use crate::pretrained::{Hints, Pretrained};
 use crate::source::{BackboneTensors, Source, config, unsupported};
 
+/// What can be done with weights of a network that cannot be built here.
+const REMEDY: &str = "begin with weights that docs/weights.md lists, or compute features with the network's \
+                      own library, for `ocelli curate --features`";
+
 /// Reads the backbone in `path`: a file of `ocelli export`, a library's weights (safetensors or
 /// `torch.save`), or a folder of weights and their configuration.
 ///
@@ -23,16 +27,21 @@ pub fn read(path: &Path, hints: &Hints) -> Result<Pretrained, WeightsError> {
     let source = Source::open(path)?;
     let pretrained = match read_exported(&source, hints)? {
         Some(pretrained) => pretrained,
-        None => read_foreign(&source, hints).map_err(|reason| match unsupported(&source.arrays) {
-            Some(network) => WeightsError::unknown(
-                path,
-                format!("it seems to be {network}, which is not supported: {reason}"),
-            ),
-            None => WeightsError::unknown(path, reason),
-        })?,
+        None => read_foreign(&source, hints).map_err(|reason| refuse(&source, reason))?,
     };
     check(path, &pretrained)?;
     Ok(pretrained)
+}
+
+/// Returns the error about `source`, which cannot be read for `reason`: names its network if that
+/// is known.
+fn refuse(source: &Source, reason: String) -> WeightsError {
+    let Some(network) = unsupported(&source.arrays) else {
+        return WeightsError::unknown(&source.path, reason);
+    };
+    let reason = reason.trim_end_matches(", which is not supported");
+    let reason = format!("it seems to be {network}, which is not supported: {reason}; {REMEDY}");
+    WeightsError::unknown(&source.path, reason)
 }
 
 /// Finds the backbone among the tensors of `source`, and the reader of its kind.

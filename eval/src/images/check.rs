@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use pipeline::words::{counted, thousands};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::ImageSet;
@@ -56,7 +57,8 @@ impl Check {
             warnings.push(format!(
                 "{} of the {} test images are among the training images, byte for byte: accuracies will be \
                  inflated",
-                self.n_shared, self.n_test
+                thousands(self.n_shared as u64),
+                thousands(self.n_test as u64)
             ));
         }
         for (name, counts) in [("training", &self.train), ("test", &self.test)] {
@@ -118,10 +120,15 @@ fn class_counts(set: &ImageSet) -> Vec<usize> {
 /// Formats the number of classes with images and the range of their numbers of images.
 fn describe_counts(counts: &[usize]) -> String {
     let present: Vec<usize> = counts.iter().copied().filter(|n| *n > 0).collect();
-    let n = present.len();
+    let classes = counted(present.len() as u64, "class");
     let low = present.iter().copied().min().unwrap_or(0);
     let high = present.iter().copied().max().unwrap_or(0);
-    if low == high { format!("{n} classes of {low}") } else { format!("{n} classes of {low} to {high}") }
+    let highest = thousands(high as u64);
+    if low == high {
+        format!("{classes} of {highest}")
+    } else {
+        format!("{classes} of {} to {highest}", thousands(low as u64))
+    }
 }
 
 /// Counts the images of `test` that are also in `train`, byte for byte.

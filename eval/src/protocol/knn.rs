@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::Once;
 
 use kernels::rows::{Rows, nearest_rows};
+use pipeline::words::counted;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -110,7 +111,8 @@ impl Knn {
         static WARNED: Once = Once::new();
         WARNED.call_once(|| {
             tracing::warn!(
-                "knn: only {n_neighbors} images can be neighbors: k = {} is skipped, k = {} is scored",
+                "knn: only {} can be neighbors: k = {} is skipped, k = {} is scored",
+                counted(n_neighbors as u64, "image"),
                 comma_separated(&left_out),
                 comma_separated(&k)
             );

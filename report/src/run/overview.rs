@@ -1,5 +1,6 @@
 //! Summary of a run in one line.
 
+use pipeline::words::{counted, thousands};
 use serde::Serialize;
 use serde_json::Value;
 use trainer::run::Concern;
@@ -61,7 +62,7 @@ pub struct Best {
     /// The three values: `18.5 → 48.4 → 47.9`; one value if there is one score.
     pub course: String,
     /// The three in words: `k-NN (20) 18.5 % at the start, best 48.4 % at step 800, last 47.9 % at
-    /// step 1000`.
+    /// step 1,000`.
     pub words: String,
 }
 
@@ -127,7 +128,7 @@ fn describe_course(metric: &str, first: StepScore, best: StepScore, last: StepSc
 }
 
 fn describe_step(step: u64) -> String {
-    if step == 0 { "at the start".into() } else { format!("at step {step}") }
+    if step == 0 { "at the start".into() } else { format!("at step {}", thousands(step)) }
 }
 
 /// Score that runs are compared by, where they have it: the one that DINO and DINOv2 quote.
@@ -195,7 +196,7 @@ fn best(run: &Run) -> Option<Best> {
     };
     let points: Vec<Point> = scores.iter().map(|scored| (scored.step, scored.value)).collect();
     let fitted = match kind.train_images {
-        Some(images) => format!(", fitted on {images} images of {}", kind.train),
+        Some(n) => format!(", fitted on {} of {}", counted(n as u64, "image"), kind.train),
         None if kind.train.is_empty() => String::new(),
         None => format!(", fitted on {}", kind.train),
     };
@@ -240,7 +241,7 @@ mod tests {
         let risen = best(&[(0, 18.5), (800, 48.4), (1000, 47.9)]);
         assert_eq!(
             risen.words,
-            "k-NN (20) 18.5 % at the start, best 48.4 % at step 800, last 47.9 % at step 1000"
+            "k-NN (20) 18.5 % at the start, best 48.4 % at step 800, last 47.9 % at step 1,000"
         );
         assert_eq!((risen.course.as_str(), risen.value, risen.step), ("18.5 → 48.4 → 47.9", 48.4, 800));
         assert_eq!(

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use pipeline::words::counted;
 use serde::Serialize;
 use trainer::Plan;
 
@@ -277,7 +278,7 @@ fn parts(kind: &Kind) -> [String; 6] {
 fn set_in_words(word: &str, set: &str, n_images: Option<usize>) -> String {
     match n_images {
         _ if set.is_empty() => String::new(),
-        Some(n_images) => format!("{word} {n_images} images of {set}"),
+        Some(n) => format!("{word} {} of {set}", counted(n as u64, "image")),
         None => format!("{word} {set}"),
     }
 }

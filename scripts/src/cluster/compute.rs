@@ -2,10 +2,14 @@
 use kernels::device::{DeviceChoice, DeviceError, DeviceKind, Opened};
 use kernels::ops::product_reports;
 use kernels::product_kernels::{self, Checked, ProductReport};
+use pipeline::words::counted;
 use ranks::engine::EngineChoice;
 use ranks::launch::{Launch, LaunchError};
 
-use crate::console::say;
+use crate::console::{print_paragraph, say};
+
+/// Width of `products` before its text.
+const PRODUCTS_WIDTH: usize = 21;
 
 /// Reads the position of this process among the ranks of its launch from the environment.
 pub(crate) fn launch() -> Result<Launch, LaunchError> {
@@ -73,7 +77,7 @@ pub(crate) fn print_products(kernels: &str) -> usize {
     let reports = product_reports();
     if reports.is_empty() {
         if !kernels.is_empty() {
-            out!("products             by {kernels}");
+            prose!("products             by {kernels}");
         }
         return 0;
     }
@@ -86,13 +90,14 @@ pub(crate) fn print_products(kernels: &str) -> usize {
         n_refused += usize::from(matches!(report.checked, Checked::Refused(_)));
     }
     let n_unchecked = reports.len() - n_right - n_wrong - n_refused;
-    out!(
-        "products             by {kernels}: {} sizes; {n_right} right, {n_wrong} wrong, {n_refused} \
-         refused, {n_unchecked} not checked",
-        reports.len()
+    let sizes = counted(reports.len() as u64, "size");
+    let text = format!(
+        "products             by {kernels}: {sizes}; {n_right} right, {n_wrong} wrong, {n_refused} refused, \
+         {n_unchecked} not checked"
     );
+    print_paragraph(PRODUCTS_WIDTH, &text);
     for ProductReport { size, kernel, checked } in &reports {
-        out!("  {size:<52} {kernel}; {checked}");
+        print_paragraph(4, &format!("  {size:<52} {kernel}; {checked}"));
     }
     n_wrong
 }

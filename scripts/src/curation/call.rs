@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use curate::clusters::Centers;
 use curate::io::{ClusterCost, ClusterObserver};
 use pipeline::Storage;
+use pipeline::words::thousands;
 use ranks::communicator::Communicator;
 use ranks::launch::Launch;
 use session::connect;
@@ -57,9 +58,9 @@ pub(crate) fn bars(ranks: &Communicator) -> StageBar {
 impl ClusterObserver for StageBar {
     fn on_cost(&self, cost: &ClusterCost) {
         let ClusterCost { n_rows, width, n_clusters, seconds, flops_per_s } = cost;
-        let numbers: Vec<String> = n_clusters.iter().map(ToString::to_string).collect();
+        let numbers: Vec<String> = n_clusters.iter().map(|n| thousands(*n as u64)).collect();
         let numbers = numbers.join(", ");
-        let mut line = format!("{n_rows} x {width} features into {numbers} clusters");
+        let mut line = format!("{} x {width} features into {numbers} clusters", thousands(*n_rows as u64));
         if *seconds >= 2.0 {
             let duration = format_duration(*seconds);
             let speed = flops_per_s / 1e9;

@@ -8,13 +8,18 @@ use std::time::Duration;
 use kernels::device::{DeviceKind, Opened};
 use kernels::ops::{choose_kernels, try_products};
 use kernels::product_kernels::{self, Kernels};
-use pipeline::words::counted;
+use pipeline::words::{counted, thousands};
 use ranks::launch::Launch;
 use session::doctor::examine;
 use session::fabric::{FabricResult, FabricTest, FabricTimes, Links};
 
 use crate::cluster::compute;
+use crate::columns::{Arrangement, Column, print_columns};
+use crate::console::print_paragraph;
 use crate::exit::CHECK_FAILED;
+
+/// Width of the names of findings, with the space after them.
+const NAME_WIDTH: usize = 15;
 
 /// Flags of `doctor`.
 #[derive(clap::Args)]
@@ -48,19 +53,20 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if !args.fabric && is_first {
         out!("ocelli {}", env!("CARGO_PKG_VERSION"));
         let library_path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-        examine(&args.folder, &library_path, &mut |finding| out!("{:<14} {}", finding.name, finding.text));
+        examine(&args.folder, &library_path, &mut |finding| print_finding(&finding.name, &finding.text));
     }
     if is_first {
         if launch.launcher == Launch::ALONE.launcher {
-            out!("launcher       none: a single process");
+            print_finding("launcher", "none: a single process");
         } else {
-            out!("launcher       {}: {}", launch.launcher, counted(world_size as u64, "rank"));
+            let ranks = counted(world_size as u64, "rank");
+            print_finding("launcher", &format!("{}: {ranks}", launch.launcher));
         }
     }
     let device = args.compute.open(&launch)?;
     let mut n_wrong_products = 0;
     if !args.fabric && is_first {
-        out!("device         {}", device.name);
+        print_finding("device", &device.name);
         n_wrong_products = try_and_print_products(&device);
     }
     let test = FabricTest {
@@ -75,7 +81,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         _ if !is_first => {}
         FabricResult::Passed(engine) => {
             let ranks = counted(world_size as u64, "rank");
-            out!("fabric         {engine} on {ranks}: all operations passed");
+            print_finding("fabric", &format!("{engine} on {ranks}: all operations passed"));
         }
         FabricResult::Timed(times) => print_times(&times),
     })?;
@@ -83,6 +89,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(CHECK_FAILED));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a finding. Its further lines continue below its text.
+fn print_finding(name: &str, text: &str) {
+    print_paragraph(NAME_WIDTH, &format!("{name:<NAME_WIDTH$}{text}"));
 }
 
 /// Multiplies a few matrices on a GPU, and prints which kernels were used and the results of
@@ -94,7 +105,7 @@ fn try_and_print_products(device: &Opened) -> usize {
     // It fails only if the caller insists on a library.
     let Ok(kernels) = choose_kernels(Kernels::Auto, &device.device) else { return 0 };
     for notice in product_kernels::notices() {
-        out!("               {notice}");
+        print_finding("", &notice);
     }
     try_products(&device.device);
     compute::print_products(&kernels)
@@ -102,25 +113,35 @@ fn try_and_print_products(device: &Opened) -> usize {
 
 /// Prints the times, and the flags of `ocelli plan` for this fabric.
 fn print_times(times: &FabricTimes) {
+    let mut sizes = Vec::new();
+    let mut gathers = Vec::new();
+    let mut gather_rates = Vec::new();
+    let mut exchanges = Vec::new();
+    let mut exchange_rates = Vec::new();
     for buffer in times.buffers {
-        out!(
-            "  {:>6} kB  gather {:8.3} ms, {:6.2} GB/s   exchange {:8.3} ms, {:6.2} GB/s",
-            buffer.bytes >> 10,
-            buffer.gather_ms,
-            buffer.moved_bytes / buffer.gather_ms / 1e6,
-            buffer.exchange_ms,
-            buffer.moved_bytes / buffer.exchange_ms / 1e6
-        );
+        sizes.push(thousands(buffer.bytes as u64 >> 10));
+        gathers.push(format!("{:.3}", buffer.gather_ms));
+        gather_rates.push(format!("{:.2}", buffer.moved_bytes / buffer.gather_ms / 1e6));
+        exchanges.push(format!("{:.3}", buffer.exchange_ms));
+        exchange_rates.push(format!("{:.2}", buffer.moved_bytes / buffer.exchange_ms / 1e6));
     }
+    let columns = [
+        Column::numbers("buffer KiB", sizes),
+        Column::numbers("gather ms", gathers),
+        Column::numbers("GB/s", gather_rates),
+        Column::numbers("exchange ms", exchanges),
+        Column::numbers("GB/s", exchange_rates),
+    ];
+    print_columns(&columns, Arrangement { n_keys: 1, gap: 2 });
     let Links { n_local, is_one_node, bytes_per_s, long_us, short_us } = times.links;
     let place = if is_one_node { "local" } else { "node" };
-    out!(
-        "for a plan     --ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {} \
-         --{place}-short-us {}",
+    let flags = format!(
+        "--ranks-per-node {n_local} --{place}-gb-s {:.4} --{place}-us {} --{place}-short-us {}",
         bytes_per_s / 1e9,
         tenths(long_us),
         tenths(short_us)
     );
+    print_finding("for a plan", &flags);
 }
 
 /// Rounds to tenths: a latency within a node is often less than a microsecond.

@@ -115,7 +115,8 @@ pub(crate) fn run(args: &Args, storage: &Storage, folder: &Path) -> anyhow::Resu
     let width = embedded.table.columns.width();
     if let Work::Join(n_parts) = job.work {
         let rows = counted(n as u64, "row");
-        out!("{rows} of width {width} from {n_parts} parts written to {}", out.display());
+        let parts = counted(n_parts as u64, "part");
+        out!("{rows} of width {width} from {parts} written to {}", out.display());
         print_summary(args, &embedded, json!({}));
         return Ok(ExitCode::SUCCESS);
     }

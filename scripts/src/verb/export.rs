@@ -10,6 +10,7 @@ use eval::{Protocol, Split};
 use networks::ModelConfig;
 use pipeline::Storage;
 use pipeline::secrets::redact_list;
+use pipeline::words::{counted, thousands};
 use serde_json::json;
 use session::{Backbone, find_workdir};
 use trainer::Plan;
@@ -179,17 +180,17 @@ fn trained_on(manifest: &Manifest) -> String {
     let shards: Vec<String> = plan.recipe.data.shards.iter().map(|spec| redact_list(spec)).collect();
     let shards = match shards.as_slice() {
         [first, _, .., last] => {
-            format!("{} shards, from {first} to {last}", shards.len())
+            format!("{}, from {first} to {last}", counted(shards.len() as u64, "shard"))
         }
         shards => shards.join(", "),
     };
     format!(
-        "Trained on {} images ({}) for {} of {} steps of {} images: {:.1} epochs.{}",
-        plan.n_samples,
+        "Trained on {} ({}) for {} of {} of {}: {:.1} epochs.{}",
+        counted(plan.n_samples, "image"),
         shards,
-        manifest.step,
-        plan.total_steps,
-        plan.recipe.optim.batch_size,
+        thousands(manifest.step),
+        counted(plan.total_steps, "step"),
+        counted(plan.recipe.optim.batch_size as u64, "image"),
         images as f64 / plan.n_samples.max(1) as f64,
         describe_first_layer(plan),
     )

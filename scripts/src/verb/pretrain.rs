@@ -11,6 +11,7 @@ use augment::Transform;
 use eval::image_sets::open_images;
 use eval::{Check, Protocol, Split};
 use networks::probe::Probe;
+use pipeline::words::counted;
 use pipeline::{Dataset, Progress, Storage};
 use prep::bits::report_bits;
 use prep::open::report_turned;
@@ -161,7 +162,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         }
         out!("{line}");
     } else {
-        out!("{} steps done; checkpoints in {}", plan.total_steps, checkpoints.display());
+        out!("{} done; checkpoints in {}", counted(plan.total_steps, "step"), checkpoints.display());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -185,7 +185,8 @@ fn measure(
     let images = evaluation.images.open_test(open.transform, open.rules, evaluation.storage)?;
     let sizes = SampleSizes::default();
     let measures = label_free(&open.network, &images, &open.multicrop(), sizes, &StageBar::new())?;
-    out!("{}: {} images; {}", images.name, images.len().min(sizes.n_images), open.transform);
+    let n_images = counted(images.len().min(sizes.n_images) as u64, "image");
+    out!("{}: {n_images}; {}", images.name, open.transform);
     for (name, value, meaning) in &measures {
         out!("{name:<12} {value:>10.4}  {meaning}");
     }

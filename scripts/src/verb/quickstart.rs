@@ -28,7 +28,7 @@ use super::report::write_beside;
 use crate::cluster::compute;
 use crate::console::say;
 use crate::exit::PREEMPTED;
-use crate::progress::{Activity, StageBar};
+use crate::progress::{Activity, StageBar, format_duration};
 use crate::recipes;
 
 /// Flags of `quickstart`.
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     print_table(&table);
     let page = write_beside(&args.workdir, false, storage, &device)?;
     let seconds = start.elapsed().as_secs_f64();
-    out!("{seconds:.0} s; report: {}", page.display());
+    out!("{}; report: {}", format_duration(seconds), page.display());
     if args.json {
         out!("{}", to_json(&table, seconds));
     }

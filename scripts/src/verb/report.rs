@@ -9,6 +9,7 @@ use eval::image_sets::{set_name, with_names};
 use eval::probe::wanted;
 use eval::{ImageSet, Source, features};
 use kernels::device::Device;
+use pipeline::words::counted;
 use pipeline::{Dataset, Storage};
 use prep::open::open_dataset;
 use report::{Gallery, GalleryOptions, Report, Run, is_page, write_page};
@@ -220,7 +221,8 @@ fn create_gallery(
     let multicrop = open.multicrop();
     let seed = run.status.plan.recipe.seed;
     let options = GalleryOptions { n_images: args.n_images.max(1), multicrop: Some(&multicrop), seed };
-    say(format!("{}: drawing pictures of {} images from {}", run.name(), images.len(), images.name));
+    let n_images = counted(images.len() as u64, "image");
+    say(format!("{}: drawing pictures of {n_images} from {}", run.name(), images.name));
     let bar = StageBar::named("pictures");
     let table = features(None, &open.network, &images, wanted(&[]), &bar)?;
     drop(bar);

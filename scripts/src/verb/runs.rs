@@ -4,10 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::bail;
+use pipeline::words::thousands;
 use report::{Overview, Run, SeedTable};
 use serde_json::{Value, json};
 
-use crate::console::{chain, say};
+use crate::columns::{Arrangement, Column, print_columns};
+use crate::console::{chain, print_paragraph, say};
+use crate::progress::format_duration;
 use crate::seed_table::{self, TableFormat};
 
 /// Flags of `runs`.
@@ -85,7 +88,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     for (workdir, overview) in &runs {
         match overview {
             Ok(overview) if overview.why != overview.state => {
-                out!("{} {}", workdir.display(), overview.why);
+                print_paragraph(2, &format!("{} {}", workdir.display(), overview.why));
             }
             Ok(_) => {}
             Err(error) => say(format!("warning: {}: {}", workdir.display(), chain(error))),
@@ -125,7 +128,7 @@ fn print_seeds(args: &Args, workdirs: &[PathBuf]) -> anyhow::Result<ExitCode> {
         TableFormat::Text => {
             print_aligned(&seed_table::text_rows(&table));
             for line in seed_table::legend(&table) {
-                out!("{line}");
+                print_paragraph(2, &line);
             }
         }
         TableFormat::Csv => out!("{}", seed_table::csv(&table)?.trim_end()),
@@ -146,11 +149,11 @@ fn cells(folder: &Path, workdir: &Path, overview: &Overview) -> [String; 8] {
         below.map_or_else(|| overview.name.clone(), |path| path.display().to_string()),
         overview.method.clone(),
         overview.backbone.clone(),
-        format!("{}/{}", overview.step, overview.total_steps),
+        format!("{}/{}", thousands(overview.step), thousands(overview.total_steps)),
         overview.loss.map_or_else(|| "-".into(), |loss| format!("{loss:.4}")),
         score_cell(overview),
         state,
-        overview.seconds_left.map_or_else(|| "-".into(), duration),
+        overview.seconds_left.map_or_else(|| "-".into(), format_duration),
     ]
 }
 
@@ -167,28 +170,11 @@ fn score_cell(overview: &Overview) -> String {
 
 /// Prints rows of the same length, the first of which are headings, with aligned columns.
 fn print_aligned(rows: &[Vec<String>]) {
-    let mut widths: Vec<usize> = Vec::new();
-    for row in rows {
-        widths.resize(row.len(), 0);
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
+    let Some((headings, rows)) = rows.split_first() else { return };
+    let mut columns = Vec::with_capacity(headings.len());
+    for (index, heading) in headings.iter().enumerate() {
+        let cells = rows.iter().map(|row| row[index].clone()).collect();
+        columns.push(Column::words(heading.as_str(), cells));
     }
-    for row in rows {
-        let mut cells = Vec::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            cells.push(format!("{cell:<width$}"));
-        }
-        out!("{}", cells.join("  ").trim_end());
-    }
-}
-
-/// Formats a duration: `40 s`, `12 min`, `5.0 h`, `3.0 days`.
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s < 90.0 => format!("{s:.0} s"),
-        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
-        s if s < 172_800.0 => format!("{:.1} h", s / 3600.0),
-        s => format!("{:.1} days", s / 86_400.0),
-    }
+    print_columns(&columns, Arrangement { n_keys: 1, gap: 2 });
 }

@@ -22,7 +22,8 @@ pub enum ViewsConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PresetSizes {
-    /// Side of the two global views in pixels.
+    /// Side of the two global views in pixels. With the preset `custom`, it is
+    /// `views.crops.0.size_px`, the size of the first listed views.
     pub global_px: u32,
     /// Side of the local views in pixels.
     pub local_px: u32,
@@ -56,7 +57,8 @@ fn default_local_scale() -> [f64; 2] {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Dinov2Views {
-    /// Side of the two global views in pixels.
+    /// Side of the two global views in pixels. With the preset `custom`, it is
+    /// `views.crops.0.size_px`, the size of the first listed views.
     pub global_px: u32,
     /// Side of the local views in pixels.
     pub local_px: u32,
@@ -128,7 +130,8 @@ pub struct ChannelViews {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CustomViews {
-    /// Views in order; global views come first.
+    /// Views in order; global views come first. The presets `dino` and `dinov2` state what is
+    /// listed here by `views.global_px`, `views.local_px` and `views.n_local`.
     pub crops: Vec<CropSpec>,
     /// Sizes of the views by share of the batches, in place of those of `crops`; none by default.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,5 +1,7 @@
 //! Warnings about a plan that can be run.
 
+use pipeline::words::{counted, thousands};
+
 use super::lengths::lengths;
 use super::plan::Plan;
 use crate::schedule::RunLength;
@@ -16,16 +18,18 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     for (key, steps) in lengths(&plan.recipe, length) {
         if steps > plan.total_steps {
             warnings.push(format!(
-                "{key} is {steps} steps but the run has only {}: it never finishes",
-                plan.total_steps
+                "{key} is {} but the run has only {}: it never finishes",
+                counted(steps, "step"),
+                thousands(plan.total_steps)
             ));
         }
     }
     let optim = &plan.recipe.optim;
     if optim.batch_size as u64 > plan.n_samples {
         warnings.push(format!(
-            "optim.batch_size is {} but the data set has only {} images: images repeat within a batch",
-            optim.batch_size, plan.n_samples
+            "optim.batch_size is {} but the data set has only {}: images repeat within a batch",
+            thousands(optim.batch_size as u64),
+            counted(plan.n_samples, "image")
         ));
     }
     if optim.lr == 0.0 {

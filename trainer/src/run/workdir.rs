@@ -30,6 +30,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use pipeline::file;
+use pipeline::words::{counted, thousands};
 use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 
@@ -75,9 +76,10 @@ fn claim(
         let lengthens = allowed.lengthen && plan.total_steps > previous.total_steps;
         if lengthens {
             warn(&format!(
-                "lengthening the run from {} to {} steps: rates that depend on its length jump to the \
-                 values of the longer run",
-                previous.total_steps, plan.total_steps
+                "lengthening the run from {} to {}: rates that depend on its length jump to the values of \
+                 the longer run",
+                thousands(previous.total_steps),
+                counted(plan.total_steps, "step")
             ));
         }
         // The length of a run that becomes longer may differ.
@@ -188,15 +190,16 @@ fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str))
     }
     if plan.n_micro_batches() != previous.n_micro_batches() {
         warn(&format!(
-            "the run was started on {} ranks and continues on {}: results will differ by rounding, \
-             because the order of sums depends on the number of ranks unless optim.micro_batches is set",
-            previous.world_size, plan.world_size
+            "the run was started on {} and continues on {}: results will differ by rounding, because the \
+             order of sums depends on the number of ranks unless optim.micro_batches is set",
+            counted(previous.world_size as u64, "rank"),
+            thousands(plan.world_size as u64)
         ));
     } else if plan.n_workers != previous.n_workers {
         warn(&format!(
-            "the run was started with {} workers per rank and continues with {}: results will differ by \
-             rounding",
-            previous.n_workers, plan.n_workers
+            "the run was started with {} per rank and continues with {}: results will differ by rounding",
+            counted(previous.n_workers as u64, "worker"),
+            plan.n_workers
         ));
     }
 }

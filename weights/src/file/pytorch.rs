@@ -21,6 +21,10 @@ use crate::precision::Precision;
 const DATA_MODULES: [&str; 9] =
     ["torch", "collections", "numpy", "argparse", "types", "omegaconf", "pathlib", "_codecs", "datetime"];
 
+/// Refusal of a file of `torch.jit.save`.
+const IS_SCRIPT: &str = "it is a TorchScript program; OpenAI's CLIP is one, which is not supported; of \
+                         another network, save torch.jit.load(FILE).state_dict() with torch.save";
+
 /// Maximum length of the record that ends an archive's directory, including its comment.
 const MAX_END_BYTES: u64 = 22 + 65_535;
 
@@ -29,6 +33,9 @@ const MAX_END_BYTES: u64 = 22 + 65_535;
 /// # Errors
 /// [`WeightsError::Malformed`], also for a pickle that would execute code.
 pub(crate) fn read(path: &Path) -> Result<Arrays, WeightsError> {
+    if is_script(path).map_err(|error| WeightsError::io("read", path, error))? {
+        return Err(WeightsError::malformed(path, IS_SCRIPT));
+    }
     let pickle = PytorchReader::read_pickle_data(path, None).map_err(|error| malformed(path, &error))?;
     if let Some(name) = foreign_object(&pickle) {
         return Err(WeightsError::malformed(
@@ -73,6 +80,12 @@ fn malformed(path: &Path, error: &PytorchError) -> WeightsError {
         return WeightsError::malformed(path, "it is truncated, or was not written by torch.save");
     }
     WeightsError::malformed(path, reason)
+}
+
+/// Returns whether the file is an archive of `torch.jit.save`, which has a member of constants.
+fn is_script(path: &Path) -> std::io::Result<bool> {
+    let Ok(archive) = zip::ZipArchive::new(std::fs::File::open(path)?) else { return Ok(false) };
+    Ok(archive.file_names_raw().any(|name| name.ends_with(b"/constants.pkl")))
 }
 
 /// Returns whether the directory of the archive lists two members with the same name.
@@ -255,6 +268,19 @@ mod tests {
             std::fs::write(&path, encode(&arrays, precision).unwrap()).unwrap();
             assert_eq!(read(&path).unwrap(), arrays, "{precision:?}");
         }
+    }
+
+    #[test]
+    fn programs_of_torchscript_are_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ViT-B-32.pt");
+        let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+        for name in ["data.pkl", "constants.pkl"] {
+            add_member(&mut zip, name, b"").unwrap();
+        }
+        std::fs::write(&path, zip.finish().unwrap().into_inner()).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains("TorchScript") && error.contains("CLIP"), "{error}");
     }
 
     /// The pickle is that of `pickle.dumps(Evil())`, where `Evil.__reduce__` returns `(os.system,

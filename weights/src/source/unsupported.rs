@@ -4,7 +4,7 @@ use crate::file::Arrays;
 
 /// Part of a parameter's name that only networks of a kind have, and the kind. The first that
 /// matches applies.
-const NETWORKS: [(&str, &str); 12] = [
+const NETWORKS: [(&str, &str); 15] = [
     (".grn.", "a ConvNeXt V2"),
     ("denseblock1.", "a DenseNet"),
     ("decoder_blocks.", "a masked autoencoder with its decoder"),
@@ -12,8 +12,12 @@ const NETWORKS: [(&str, &str); 12] = [
     ("reduction.weight", "a Swin transformer"),
     ("relative_position_bias_table", "a transformer with relative positions, as in Swin and BEiT"),
     ("attn_pool.", "a transformer that pools by attention, as in SigLIP"),
+    ("norm_pre.", "a vision transformer of a CLIP, as timm stores it"),
     ("vision_model.", "a CLIP or SigLIP of transformers"),
+    // So spelled there.
+    ("pre_layrnorm.", "a CLIP of transformers"),
     ("visual.", "a CLIP of OpenAI or OpenCLIP"),
+    ("transformer.resblocks.", "a CLIP of OpenAI or OpenCLIP"),
     ("dwconv.weight", "a ConvNeXt of a library other than timm, torchvision and DINOv3"),
     ("conv_pw", "an EfficientNet or MobileNet of timm"),
     ("block.0.0.weight", "an EfficientNet or MobileNet of torchvision"),
@@ -43,6 +47,10 @@ mod tests {
     fn unsupported_networks_are_recognized_by_parameter_names() {
         assert_eq!(network_with("stages.0.blocks.0.mlp.grn.weight"), Some("a ConvNeXt V2"));
         assert_eq!(network_with("features.2.reduction.weight"), Some("a Swin transformer"));
+        let openai = Some("a CLIP of OpenAI or OpenCLIP");
+        assert_eq!(network_with("visual.class_embedding"), openai);
+        assert_eq!(network_with("transformer.resblocks.0.ln_1.weight"), openai, "the image tower alone");
+        assert_eq!(network_with("pre_layrnorm.weight"), Some("a CLIP of transformers"));
         assert_eq!(network_with("blocks.0.attn.qkv.weight"), None);
     }
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use curate::Metric;
 use curate::io::{Input, MAP, Map, MappedCluster, MappedLevel};
+use pipeline::words::counted;
 use rayon::prelude::*;
 use report::{ClusterMap, DrawnCluster, MapTile, map_html};
 use serde_json::json;
@@ -86,7 +87,7 @@ fn draw(path: &Path, chosen: MappedLevel, input: &Input, kept: Option<&[bool]>) 
     });
     pipeline::file::replace(path, page.as_bytes())
         .with_context(|| format!("cannot write {}", path.display()))?;
-    out!("{n} clusters of level {level}: {}", path.display());
+    out!("{} of level {level}: {}", counted(n as u64, "cluster"), path.display());
     Ok(())
 }
 

@@ -8,6 +8,7 @@ mod units;
 use std::process::ExitCode;
 
 use anyhow::bail;
+use pipeline::words::{counted, thousands};
 use session::{Initial, check_initial_weights, initial_model, open_frozen, resident};
 use trainer::checkpoint::simulate;
 use trainer::cost::{ModelCost, UnitCost, checked_preset, model_cost};
@@ -15,8 +16,10 @@ use trainer::estimate::{CandidateEstimate, DividedModel, Planner, PlannerSetting
 use trainer::{Plan, Recipe};
 
 use self::units::{GB, HOUR_S};
+use crate::console::print_paragraph;
 use crate::forecast::MemoryNeed;
 use crate::initial::hints_for_run;
+use crate::progress::{format_duration, format_time};
 use crate::recipes;
 pub(crate) use flags::Args;
 
@@ -36,9 +39,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let settings = settings(args, recipe, ranks);
     let hardware = hardware::read_hardware(args, recipe, &model, &settings, ranks[0])?;
     print_networks(&model);
-    out!("{}", hardware::describe(args, &hardware));
+    print_paragraph(0, &hardware::describe(args, &hardware));
     if let Some(steps) = steps {
-        out!("{steps} steps of {} images", settings.batch_size);
+        let images = counted(settings.batch_size as u64, "image");
+        prose!("{} of {images}", counted(steps, "step"));
     }
     out!("");
     let planner = Planner { model: &model, hardware: &hardware, settings: &settings };
@@ -61,7 +65,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     table::print(&model, &lines, args.details);
     for line in &advice {
-        out!("{line}");
+        print_paragraph(0, line);
     }
     let needs = match &plan {
         Some(plan) if is_this_machine => memory_needs(plan, &model, &lines, hardware.fabric.ranks_per_node),
@@ -69,7 +73,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     print_memory_needs(&lines, &needs);
     if model.n_parts() > 1 {
-        out!(
+        prose!(
             "omitted: modes whose shard groups method.prototype_group = {} does not divide",
             model.n_parts()
         );
@@ -168,9 +172,9 @@ fn print_memory_needs(lines: &[CandidateEstimate], needs: &[MemoryNeed]) {
     for (line, need) in lines.iter().zip(needs) {
         let mode = match lines {
             [_] => String::new(),
-            _ => format!("{} ranks, {}: ", line.candidate.placement.world_size, line.candidate.mode()),
+            _ => format!("{}: ", ranks_and_mode(line)),
         };
-        out!(
+        prose!(
             "{mode}needs about {} of memory on this machine: the peak, a checkpoint, the program, views, \
              and what the allocator keeps",
             need.in_words()
@@ -178,26 +182,32 @@ fn print_memory_needs(lines: &[CandidateEstimate], needs: &[MemoryNeed]) {
     }
 }
 
+/// Names a way to distribute the model: `8 ranks, full`.
+fn ranks_and_mode(line: &CandidateEstimate) -> String {
+    let ranks = counted(line.candidate.placement.world_size as u64, "rank");
+    format!("{ranks}, {}", line.candidate.mode())
+}
+
 /// Prints the networks and their sizes.
 fn print_networks(model: &ModelCost) {
-    out!(
-        "{}: backbone {:.1} M parameters in {} units, head {:.1} M in {}",
+    prose!(
+        "{}: backbone {:.1} M parameters in {}, head {:.1} M in {}",
         model.name,
         UnitCost::total_numel(&model.trained.backbone) as f64 / 1e6,
-        model.trained.backbone.len(),
+        counted(model.trained.backbone.len() as u64, "unit"),
         UnitCost::total_numel(&model.trained.head) as f64 / 1e6,
         model.trained.head.len()
     );
     for network in &model.others {
         let kind = if network.is_frozen { ", frozen" } else { "" };
-        out!("also {}: {:.1} M parameters{kind}", network.name, network.numel() as f64 / 1e6);
+        prose!("also {}: {:.1} M parameters{kind}", network.name, network.numel() as f64 / 1e6);
     }
 }
 
 /// Returns lines about settings with which the candidate of `line` would take less time or memory,
 /// or fit.
 fn advise(planner: &Planner<'_>, line: &CandidateEstimate, divided: Option<&DividedModel>) -> Vec<String> {
-    let head = format!("{} ranks, {}", line.candidate.placement.world_size, line.candidate.mode());
+    let head = ranks_and_mode(line);
     let fits = if line.candidate.fits { "" } else { ", which fits" };
     let step_s = line.time.step_s;
     let peak_gb = line.candidate.memory.peak_bytes() / GB;
@@ -225,20 +235,22 @@ fn advise(planner: &Planner<'_>, line: &CandidateEstimate, divided: Option<&Divi
 }
 
 fn print_goodput(args: &Args, model: &ModelCost, ranks: &[usize], ranks_per_node: usize) {
-    out!("checkpoints and failures, with one failure per node every {:.0} h:", args.node_mttf_h);
+    let node_mttf = format_duration(args.node_mttf_h * HOUR_S);
+    prose!("checkpoints and failures, with one failure per node every {node_mttf}:");
     for &world_size in ranks {
         let bytes = 4.0 * model.checkpoint_numel() as f64 / world_size as f64;
         let n_nodes = world_size.div_ceil(ranks_per_node);
         let good = goodput(n_nodes, args.node_mttf_h * HOUR_S, bytes, args.write_gb_s * GB, args.restart_s);
-        out!(
-            "{world_size:>6} ranks: one failure every {:.1} h; {:.2} GB per rank, {:.1} s to write; best \
-             interval {:.1} min; goodput {:.1} %",
-            good.mttf_s / HOUR_S,
+        let text = format!(
+            "  {}: one failure every {}; {:.2} GB per rank, {} to write; best interval {}; goodput {:.1} %",
+            counted(world_size as u64, "rank"),
+            format_duration(good.mttf_s),
             bytes / GB,
-            good.write_s,
-            good.interval_s / 60.0,
+            format_time(good.write_s),
+            format_duration(good.interval_s),
             100.0 * good.fraction
         );
+        print_paragraph(4, &text);
     }
 }
 
@@ -248,14 +260,16 @@ fn print_simulation(ranks: &[usize], model: &ModelCost) -> anyhow::Result<()> {
     for &from in ranks.iter().filter(|n| **n > 1) {
         for &to in ranks.iter().filter(|n| **n > 1) {
             let simulation = simulate(&units, from, to).map_err(anyhow::Error::msg)?;
-            out!(
-                "written by {from} ranks, read by {to}: at most {} unit ranges from {} files per rank and \
-                 buffer; manifest {:.1} kB; {:.2} % padding; every element exactly once ({:.0} ms here)",
-                simulation.max_reads,
-                simulation.max_files,
+            let written_by = counted(from as u64, "rank");
+            prose!(
+                "written by {written_by}, read by {}: at most {} from {} per rank and buffer; manifest \
+                 {:.1} kB; {:.2} % padding; every element exactly once ({} here)",
+                thousands(to as u64),
+                counted(simulation.max_reads as u64, "unit range"),
+                counted(simulation.max_files as u64, "file"),
                 simulation.manifest_bytes as f64 / 1e3,
                 100.0 * simulation.padding,
-                1e3 * simulation.seconds
+                format_time(simulation.seconds)
             );
         }
     }

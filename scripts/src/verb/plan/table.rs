@@ -5,15 +5,18 @@ use trainer::cost::ModelCost;
 use trainer::estimate::CandidateEstimate;
 
 use super::units::{GB, HOUR_S};
-use crate::columns::{Column, format_table};
-use crate::console::{output_width, print_paragraph};
+use crate::columns::{Arrangement, Column, print_columns};
+use crate::console::print_paragraph;
+
+/// Rows are told apart by ranks and mode.
+const ARRANGEMENT: Arrangement = Arrangement { n_keys: 2, gap: 1 };
 
 /// Width of the names of columns in their explanations.
 const NAME_WIDTH: usize = 10;
 
 /// Prints the table, and the meaning of its columns.
 pub(super) fn print(model: &ModelCost, lines: &[CandidateEstimate], details: bool) {
-    print_columns(&estimate_columns(model, lines));
+    print_columns(&estimate_columns(model, lines), ARRANGEMENT);
     out!("");
     explain(
         "mode",
@@ -33,7 +36,7 @@ pub(super) fn print(model: &ModelCost, lines: &[CandidateEstimate], details: boo
         return;
     }
     out!("");
-    print_columns(&detail_columns(lines));
+    print_columns(&detail_columns(lines), ARRANGEMENT);
     out!("");
     explain(
         "state",
@@ -47,13 +50,6 @@ pub(super) fn print(model: &ModelCost, lines: &[CandidateEstimate], details: boo
     );
 }
 
-/// Prints a table, whose rows are told apart by ranks and mode.
-fn print_columns(columns: &[Column]) {
-    for line in format_table(columns, 2, output_width()) {
-        out!("{line}");
-    }
-}
-
 /// Prints the meaning of a column.
 fn explain(name: &str, meaning: &str) {
     print_paragraph(NAME_WIDTH, &format!("{name:<NAME_WIDTH$}{meaning}"));
@@ -61,7 +57,7 @@ fn explain(name: &str, meaning: &str) {
 
 /// Returns the columns of ranks and mode.
 fn key_columns(lines: &[CandidateEstimate]) -> [Column; 2] {
-    let ranks = lines.iter().map(|line| line.candidate.placement.world_size.to_string());
+    let ranks = lines.iter().map(|line| thousands(line.candidate.placement.world_size as u64));
     let modes = lines.iter().map(|line| line.candidate.mode().to_string());
     [Column::numbers("ranks", ranks.collect()), Column::words("mode", modes.collect())]
 }
@@ -79,7 +75,7 @@ fn estimate_columns(model: &ModelCost, lines: &[CandidateEstimate]) -> Vec<Colum
     let mut fits = Vec::new();
     for line in lines {
         let placement = &line.candidate.placement;
-        images.push(placement.rank_batch.to_string());
+        images.push(thousands(placement.rank_batch as u64));
         keep.push(match placement.keep {
             n if n == model.trained.backbone.len() => "all".into(),
             n if placement.segment > 1 => format!("{n}/{}", placement.segment),
@@ -105,8 +101,11 @@ fn estimate_columns(model: &ModelCost, lines: &[CandidateEstimate]) -> Vec<Colum
         Column::numbers("images/s", rate),
         Column::numbers("hours", hours),
         Column::numbers("rank-h", rank_hours),
-        Column::words("", fits),
     ]);
+    // A column of nothing could be the only one of a divided table.
+    if fits.iter().any(|text| !text.is_empty()) {
+        columns.push(Column::words("", fits));
+    }
     columns
 }
 
@@ -123,7 +122,7 @@ fn detail_columns(lines: &[CandidateEstimate]) -> Vec<Column> {
     let mut waiting = Vec::new();
     for line in lines {
         let memory = &line.candidate.memory;
-        group.push(line.candidate.placement.group_size.to_string());
+        group.push(thousands(line.candidate.placement.group_size as u64));
         state.push(format!("{:.2}", memory.state_bytes / GB));
         gradients.push(format!("{:.2}", memory.gradient_bytes / GB));
         gathered.push(format!("{:.2}", memory.gathered_bytes / GB));

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use textwrap::{Options, WordSplitter, fill, termwidth};
+use textwrap::{Options, WordSplitter, fill};
 use trainer::recipe::{Key, find_keys};
 
+use crate::console::page_width;
 use crate::guesses::key_called;
 
 /// Flags of `recipe keys`.
@@ -24,7 +25,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         out!("{}", page(&keys).trim_end());
         return Ok(());
     }
-    let width = termwidth().min(120);
+    let width = page_width(120);
     let options = wrap_options(width).initial_indent("    ").subsequent_indent("    ");
     for key in &keys {
         let head_options = wrap_options(width).subsequent_indent("    ");

@@ -4,9 +4,10 @@ mod keys;
 
 use std::process::ExitCode;
 
-use textwrap::{Options, WordSplitter, termwidth, wrap};
+use textwrap::{Options, WordSplitter, wrap};
 use trainer::recipe::{TemplateRequest, Templates, title};
 
+use crate::console::page_width;
 use crate::recipes::{BUILT_IN, check_settings, read_text};
 
 /// Flags of `recipe`.
@@ -90,7 +91,7 @@ fn list() {
     let indent = " ".repeat(longest + 2);
     for (name, text) in BUILT_IN {
         let head = format!("{name:longest$}  ");
-        let options = Options::new(termwidth().min(140))
+        let options = Options::new(page_width(140))
             .word_splitter(WordSplitter::NoHyphenation)
             .initial_indent(&head)
             .subsequent_indent(&indent);

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use pipeline::Storage;
+use pipeline::words::{counted, thousands};
 use prep::dedup::{Copies, CopyRules, MOST_DISTANCE, check_removal, find_copies};
 use report::picture::sheets::{GroupedImage, image_groups};
 use serde_json::json;
@@ -61,7 +62,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let n_samples = copies.n_samples();
     let n_exact = copies.n_exact();
     let n_near = copies.n_near();
-    out!("{n_samples} samples: {n_exact} exact and {n_near} near copies");
+    let samples = counted(n_samples as u64, "sample");
+    let exact = thousands(n_exact as u64);
+    out!("{samples}: {exact} exact and {} near copies", thousands(n_near as u64));
     out!("copies: {}", copies.list_path().display());
     out!("samples to keep: {}", copies.kept_path().display());
     let picture = args.flags.out.join("copies.png");

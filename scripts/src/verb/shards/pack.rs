@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use pipeline::ColumnNames;
 use pipeline::shard::write::ShardLimits;
+use pipeline::words::{counted, thousands};
 use prep::names::{shard_list, shard_pattern};
 use prep::pack::{PackJob, Packed, no_images, pack};
 use prep::parts::Work;
@@ -12,7 +13,7 @@ use prep::urls::{PackedUrls, WebRules, pack_urls};
 
 use crate::console::say;
 use crate::parts::PartFlags;
-use crate::progress::StageBar;
+use crate::progress::{StageBar, format_time};
 use crate::storage::jitter_seed;
 
 /// Flags of `shards pack`.
@@ -144,23 +145,22 @@ fn run_files(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
 
 fn print_packed(args: &Args, packed: &Packed) {
     let Packed { n_samples, n_classes, n_shards, shards, n_empty, n_existing, .. } = packed;
-    let existing =
-        if *n_existing > 0 { format!(", {n_existing} of them already done") } else { String::new() };
+    let existing = match *n_existing {
+        0 => String::new(),
+        n => format!(", {} of them already done", thousands(n as u64)),
+    };
+    let classes = counted(*n_classes as u64, "class");
+    let contents = format!("{} of {classes}", counted(*n_samples, "sample"));
+    let written = counted((n_shards - n_empty) as u64, "shard");
     let work = args.parts.work();
     match work {
-        Work::Part(part) => out!(
-            "part {part}: {n_samples} samples of {n_classes} class(es) in {} of {n_shards} \
-             shard(s){existing}",
-            shards.len() - n_empty
-        ),
-        Work::Join(_) => {
-            let n_written = n_shards - n_empty;
-            out!("{n_samples} samples of {n_classes} class(es) in {n_written} shard(s):");
+        Work::Part(part) => {
+            let n_written = thousands((shards.len() - n_empty) as u64);
+            let all = counted(*n_shards as u64, "shard");
+            out!("part {part}: {contents} in {n_written} of {all}{existing}");
         }
-        Work::Whole => {
-            let n_written = n_shards - n_empty;
-            out!("{n_samples} samples of {n_classes} class(es) in {n_written} shard(s){existing}:");
-        }
+        Work::Join(_) => out!("{contents} in {written}:"),
+        Work::Whole => out!("{contents} in {written}{existing}:"),
     }
     if !matches!(work, Work::Part(_)) {
         out!("{}", names_of_shards(args, *n_shards, *n_empty));
@@ -205,13 +205,18 @@ fn run_urls(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
 fn print_urls(args: &Args, packed: &PackedUrls) {
     let PackedUrls { n_fetched, n_failed, seconds, n_rows, n_failed_in_all, n_shards, n_empty, .. } = packed;
     out!(
-        "{n_fetched} images fetched, {n_failed} failed; {:.1} MB in {seconds:.1} s ({:.1} images/s)",
+        "{} fetched, {} failed; {:.1} MB in {} ({:.1} images/s)",
+        counted(*n_fetched, "image"),
+        thousands(*n_failed),
         packed.bytes as f64 / 1e6,
+        format_time(*seconds),
         *n_fetched as f64 / seconds
     );
+    let failed =
+        format!("{} of {} failed", thousands(*n_failed_in_all as u64), counted(*n_rows as u64, "row"));
     if let Work::Part(part) = args.parts.work() {
-        let n_written = packed.shards.len() - n_empty;
-        out!("part {part}: {n_written} of {n_shards} shard(s); {n_failed_in_all} of {n_rows} rows failed");
+        let n_written = thousands((packed.shards.len() - n_empty) as u64);
+        out!("part {part}: {n_written} of {}; {failed}", counted(*n_shards as u64, "shard"));
     } else {
         out!("{}", names_of_shards(args, *n_shards, *n_empty));
     }
@@ -219,7 +224,7 @@ fn print_urls(args: &Args, packed: &PackedUrls) {
         && *n_failed_in_all > 0
     {
         let list = list.display();
-        out!("{n_failed_in_all} of {n_rows} rows failed in total; reasons: {list}");
+        out!("{failed} in total; reasons: {list}");
         // The list may hold only some of the classes, whose numbers would change.
         let mut same_classes = String::new();
         if packed.has_class_names {
@@ -229,7 +234,7 @@ fn print_urls(args: &Args, packed: &PackedUrls) {
     }
     let n_existing = packed.n_existing();
     if n_existing > 0 {
-        out!("{n_existing} rows were already done");
+        out!("{} already done", counted(n_existing, "row"));
     }
     if args.json {
         out!("{}", packed.to_json());

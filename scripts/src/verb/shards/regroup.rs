@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use pipeline::Storage;
+use pipeline::words::counted;
 use prep::names::shard_list;
 use prep::regroup::{self, RegroupJob, Regrouped, Selection};
 use serde_json::{Map, Value, json};
@@ -103,7 +104,7 @@ impl Common {
     fn print(&self, regrouped: &BTreeMap<String, Regrouped>) {
         let mut line = Map::new();
         for (prefix, Regrouped { n_samples, n_shards }) in regrouped {
-            out!("{n_samples} samples: {}", shard_list(&self.out, prefix, *n_shards));
+            out!("{}: {}", counted(*n_samples as u64, "sample"), shard_list(&self.out, prefix, *n_shards));
             line.insert(prefix.clone(), json!({ "samples": n_samples, "shards": n_shards }));
         }
         if self.json {

@@ -136,10 +136,10 @@ fn print(stats: &Stats, rules: &DecodeRules) {
 /// Prints what is known of images of which none can be decoded.
 fn print_unusable(stats: &Stats, rules: &DecodeRules) {
     out!(
-        "samples          {} in {} shard(s); {} without an image, and none of the others can be decoded",
-        stats.n_samples,
-        stats.shard_mb.len(),
-        stats.n_no_image
+        "samples          {} in {}; {} without an image, and none of the others can be decoded",
+        thousands(stats.n_samples),
+        counted(stats.shard_mb.len() as u64, "shard"),
+        thousands(stats.n_no_image)
     );
     if stats.others.is_empty() {
         out!("`ocelli shards verify` says why");

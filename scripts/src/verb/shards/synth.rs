@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use crate::progress::StageBar;
+use pipeline::words::counted;
 use prep::synth::{SynthSet, synthesize};
+
+use crate::progress::StageBar;
 
 /// Flags of `shards synth`.
 #[derive(clap::Args)]
@@ -35,6 +37,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         prefix: args.prefix.clone(),
     };
     let paths = synthesize(&set, &StageBar::new())?;
-    out!("{} images in {} shard(s) in {}", args.count, paths.len(), args.out.display());
+    let shards = counted(paths.len() as u64, "shard");
+    out!("{} in {shards} in {}", counted(args.count, "image"), args.out.display());
     Ok(ExitCode::SUCCESS)
 }

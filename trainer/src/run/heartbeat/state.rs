@@ -3,6 +3,7 @@
 use super::beat::{Heartbeat, LEAVING};
 use super::process::{host_name, start_time};
 use crate::run::clock::now_s;
+use crate::run::duration::format_duration;
 
 /// Age in seconds of a heartbeat above which its rank is considered gone or stuck.
 pub(super) const STALE_S: f64 = 15.0;
@@ -36,16 +37,6 @@ pub(crate) fn rank_state(beat: &Heartbeat) -> RankState {
     if age_s < STALE_S {
         RankState::Alive
     } else {
-        RankState::Gone(format!("the last heartbeat was {} ago", human_age(age_s)))
-    }
-}
-
-/// Formats an age: `40 s`, `12 min`, `5 h`, `3 days`.
-fn human_age(age_s: f64) -> String {
-    match age_s {
-        s if s < 120.0 => format!("{s:.0} s"),
-        s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s if s < 172_800.0 => format!("{:.0} h", s / 3600.0),
-        s => format!("{:.0} days", s / 86_400.0),
+        RankState::Gone(format!("the last heartbeat was {} ago", format_duration(age_s)))
     }
 }

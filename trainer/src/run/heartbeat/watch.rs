@@ -12,6 +12,7 @@ use super::process::{host_name, start_time};
 use super::state::STALE_S;
 use crate::error::TrainError;
 use crate::run::clock::now_s;
+use crate::run::duration::{format_duration, format_time};
 
 /// Phases that may take long without a fault, and that not all ranks are in at the same time.
 const PATIENT_PHASES: [&str; 3] = ["checkpoint", "data", "probe"];
@@ -108,8 +109,8 @@ impl PeerMonitor for RankWatch {
         }
         let last = match beat {
             Some(beat) => format!(
-                "; its last heartbeat, {:.1} s ago: step {}, {}, {}",
-                now_s() - beat.at_s,
+                "; its last heartbeat, {} ago: step {}, {}, {}",
+                format_time(now_s() - beat.at_s),
                 beat.step,
                 if beat.phase.is_empty() { "starting" } else { beat.phase.as_str() },
                 beat.newest_collective()
@@ -138,13 +139,13 @@ impl PeerMonitor for RankWatch {
         let mut descriptions = Vec::new();
         for beat in suspects.iter().take(4) {
             descriptions.push(format!(
-                "rank {} on {} has reached {} in {} of step {}, last heartbeat {:.0} s ago",
+                "rank {} on {} has reached {} in {} of step {}, last heartbeat {} ago",
                 beat.rank,
                 beat.host,
                 beat.newest_collective(),
                 beat.phase,
                 beat.step,
-                now_s() - beat.at_s
+                format_duration(now_s() - beat.at_s)
             ));
         }
         Some(descriptions.join("; "))
