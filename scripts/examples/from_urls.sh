@@ -22,7 +22,8 @@ if [ -s "$out/packed/failures.jsonl" ]; then
         [ $? -eq 3 ]
 fi
 fetched=("$out"/packed/*.tar)
-[ ! -d "$out/again" ] || fetched+=("$out"/again/*.tar)
+shopt -s nullglob
+fetched+=("$out"/again/*.tar)
 "$ocelli" shards filter "${fetched[@]}" --out "$out/filtered" --min-side 32 --max-aspect 3
 "$ocelli" shards dedup "$out"/filtered/*.tar --out "$out/shards" --remove
 "$ocelli" shards stats "$out"/shards/*.tar

@@ -525,7 +525,7 @@ fn apply(replacement: &Replacement, flag: &UnknownFlag<'_>, called: &Called<'_>)
             called.takes_settings().then(|| format!("use --set {setting}"))
         }
         Replacement::Flag(flags) => {
-            let name = called.first_flag(*flags)?;
+            let name = called.first_flag(flags)?;
             if name == "recipe" && is_recipe_of_other_tools(value) {
                 return Some(format!(
                     "use --recipe NAME (`ocelli recipe list`) or --recipe FILE.toml (`ocelli recipe new` \

@@ -11,7 +11,7 @@ use crate::storage::StorageFlags;
 pub(crate) const MAX_WIDTH: usize = 100;
 
 /// Last line of the help of every command.
-const MORE: &str = "Options of all commands, such as --quiet: `ocelli help options`";
+const MORE: &str = "Options of all commands, for messages and caches: `ocelli help options`";
 
 /// Arranges the help of `command` and of its subcommands: `-h` shows the first sentence about each
 /// option and `--help` all of them, and both end with a line about the options of all commands.

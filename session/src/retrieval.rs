@@ -56,7 +56,12 @@ impl RetrievalProbe {
         workdir: &Path,
         new_progress: fn(u64) -> Box<dyn Progress>,
     ) -> Result<Option<Self>, SessionError> {
-        let n_images = n_images(plan, dataset.n_samples());
+        let recorded = recorded(workdir);
+        let n_images = match &recorded {
+            // A run that became longer asks the same question of the same images.
+            Some(recorded) if plan.recipe.run.retrieval_images > 0 => recorded.n_images,
+            _ => n_images(plan, dataset.n_samples()),
+        };
         if n_images == 0 || !dataset.is_local() || plan.recipe.model.n_params() > MOST_PARAMETERS {
             return Ok(None);
         }
@@ -68,41 +73,22 @@ impl RetrievalProbe {
             images,
             workdir: workdir.to_path_buf(),
             plan: plan.clone(),
-            random_percent: None,
+            random_percent: recorded.map(|recorded| recorded.random_percent),
             new_progress,
         }))
     }
 
-    /// Returns the percent that random weights find: as an earlier start of the run has recorded it,
-    /// or else as it is measured and recorded now.
+    /// Returns the percent that random weights find. If no start of the run has recorded it, it is
+    /// measured and recorded now.
     fn random_percent(&mut self, network: &Network, step: u64) -> Result<f64, SessionError> {
         if let Some(percent) = self.random_percent {
             return Ok(percent);
         }
-        let percent = match self.recorded_percent() {
-            Some(percent) => percent,
-            None => {
-                let random = network.with_random_weights(0);
-                let found = self.measure(&random, step)?;
-                self.record(&random, RANDOM_NETWORK, 0, found)?;
-                found.percent
-            }
-        };
-        self.random_percent = Some(percent);
-        Ok(percent)
-    }
-
-    /// Returns the percent of random weights on as many images in the evaluations of the run.
-    fn recorded_percent(&self) -> Option<f64> {
-        let text = fs::read_to_string(self.workdir.join(EVALUATIONS)).ok()?;
-        for line in text.lines() {
-            let Ok(row) = serde_json::from_str::<EvaluationRow>(line) else { continue };
-            let is_same_set = row.test.images == Some(self.images.len());
-            if row.metric == RETRIEVAL && row.about.network == RANDOM_NETWORK && is_same_set {
-                return row.number.value();
-            }
-        }
-        None
+        let random = network.with_random_weights(0);
+        let found = self.measure(&random, step)?;
+        self.record(&random, RANDOM_NETWORK, 0, found)?;
+        self.random_percent = Some(found.percent);
+        Ok(found.percent)
     }
 
     fn measure(&self, network: &Network, step: u64) -> Result<Retrieval, SessionError> {
@@ -167,6 +153,25 @@ impl Probe for RetrievalProbe {
     fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String> {
         self.evaluate(network, step).map_err(|error| error.to_string())
     }
+}
+
+/// What an earlier start of a run has recorded of random weights.
+struct Recorded {
+    n_images: u64,
+    random_percent: f64,
+}
+
+/// Reads what the run in `workdir` has recorded of random weights; `None` if it has not.
+fn recorded(workdir: &Path) -> Option<Recorded> {
+    let text = fs::read_to_string(workdir.join(EVALUATIONS)).ok()?;
+    for line in text.lines() {
+        let Ok(row) = serde_json::from_str::<EvaluationRow>(line) else { continue };
+        if row.metric == RETRIEVAL && row.about.network == RANDOM_NETWORK {
+            let n_images = row.test.images? as u64;
+            return Some(Recorded { n_images, random_percent: row.number.value()? });
+        }
+    }
+    None
 }
 
 /// Returns the number of images that are searched in a run of `plan` on `n_samples` images; 0 for

@@ -305,13 +305,15 @@ fn measures_need_no_labels() {
     ok(&output);
     let result = json_of(&output);
     let measures = result["measures"].as_object().unwrap();
-    assert_eq!(measures.len(), 5);
-    let [rankme, lidar, uniformity, alignment] =
-        ["rankme", "lidar", "uniformity", "alignment"].map(|name| measures[name].as_f64().unwrap());
+    assert_eq!(measures.len(), 6);
+    let [rankme, lidar, uniformity, alignment, retrieval] =
+        ["rankme", "lidar", "uniformity", "alignment", "retrieval"]
+            .map(|name| measures[name].as_f64().unwrap());
     assert!(rankme > 1.0 && lidar > 1.0 && uniformity < 0.0, "{result}");
+    assert!((0.0..=100.0).contains(&retrieval), "{result}");
     assert!(alignment > 0.0 && alignment < 4.0, "{result}");
     let rows = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
-    assert_eq!(rows.lines().count(), 5);
+    assert_eq!(rows.lines().count(), 6);
 }
 
 /// Starts the program without a feature cache.

@@ -326,9 +326,11 @@ fn a_replaced_shard_is_not_fetched_for_each_of_its_samples() {
             args.extend(["--out", &out]);
         }
         let stderr = stderr_after_code_3(&run_with_cache(&world.path(verb), &args));
+        // Which of the threads that read the shard fails first depends on the time.
+        let again = format!("cannot fetch {url}: failed a moment ago: ");
         check_message(
             &format!("fetch::a_replaced_shard_is_not_fetched_for_each_of_its_samples.{verb}"),
-            &lines_with(&stderr, &url),
+            &lines_with(&stderr, &url).replace(&again, ""),
         );
         assert!(server.ranges("train-000000.tar").len() - before <= 2, "{verb}");
         fs::remove_dir_all(world.path("once")).unwrap();

@@ -68,10 +68,10 @@ mod images;
 mod interop;
 /// JPEG files of every kind, compared with Pillow.
 mod jpeg;
-/// Whether a run learns, without labels.
-mod learning;
 /// The scripts that start ranks without a launcher.
 mod launchers;
+/// Whether a run learns, without labels.
+mod learning;
 /// Python libraries on the same networks and images.
 mod libraries;
 /// Messages of the program, compared with those in a file.

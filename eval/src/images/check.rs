@@ -192,7 +192,7 @@ mod tests {
         assert!(warnings(&[5, 5], &[2, 2], 3).contains("3 of the 4 test images"));
         assert!(warnings(&[5, 0], &[2, 2], 0).contains("no training images of the class \"c1\""));
         assert!(warnings(&[5, 0], &[2, 0], 0).contains("all test images are of one class"));
-        assert!(warnings(&[5, 0, 0, 0, 0, 0, 0], &[1; 7], 0).contains("c5 and 1 more"));
+        assert!(warnings(&[5, 0, 0, 0, 0, 0, 0], &[1; 7], 0).contains("\"c5\" and 1 more"));
     }
 
     #[test]

@@ -8,10 +8,11 @@
 //!
 //! By chance it is 100 / n for n images. The views are the same for every recipe, so that runs of
 //! different recipes can be compared: crops of 20 to 50 % of the area, whose overlap is small, with
-//! flips, and with DINO's changes of color where images have colors, because colors alone would
-//! tell many photographs apart.
+//! flips, and with changes of color where images have colors, because colors alone would tell many
+//! photographs apart.
 
 use augment::MultiCrop;
+use augment::color::Jitter;
 use networks::Network;
 use pipeline::Progress;
 use rayon::prelude::*;
@@ -29,6 +30,9 @@ pub const RANDOM_NETWORK: &str = "random weights";
 
 /// Share of an image's area that a view shows, at least and at most.
 const VIEW_SCALE: [f64; 2] = [0.2, 0.5];
+
+/// Changes of color of a view: the usual ones of self-supervised methods.
+const JITTER: Jitter = Jitter { brightness: 0.4, contrast: 0.4, saturation: 0.2, hue: 0.1, p: 0.8 };
 
 /// How often a network finds the other view of an image.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,12 +61,12 @@ pub fn retrieval(
 /// Returns the views of `images`: one kind of crop.
 fn views(images: &ImageSet) -> MultiCrop {
     let size_px = images.transform.size_px;
-    let mut multicrop = MultiCrop::dino(size_px, size_px, 0);
-    multicrop.crops.truncate(1);
+    // A blur has a width in pixels: it would be stronger for small images.
+    let mut multicrop = MultiCrop::single(size_px);
     for crop in &mut multicrop.crops {
         crop.scale = VIEW_SCALE;
-        // The width of the blur is in pixels: it would be stronger for small images.
-        crop.blur_p = 0.0;
+        crop.jitter = JITTER;
+        crop.gray_p = 0.2;
     }
     if images.format().is_rgb8() { multicrop } else { multicrop.into_multichannel(0.0, 0.0) }
 }

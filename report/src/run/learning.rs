@@ -106,31 +106,24 @@ impl Found {
     /// percentage count as none.
     fn in_words(&self) -> String {
         let Self { n_images, random_percent, first, best, last } = *self;
-        let found = format!("finds {:.0} % of the other views of {n_images} images", last.percent);
-        let random = format!("random weights find {random_percent:.0} %");
-        if !self.is_above(last.percent, random_percent) {
-            return format!("not learning so far: {found}, and {random}");
+        let mut found = format!("finds {:.0} % of the other views of {n_images} images", last.percent);
+        let has_start = first.step == 0 && last.step > 0;
+        if has_start {
+            found += &format!(", the weights it began with find {:.0} %", first.percent);
         }
-        if first.step == 0 && self.is_above(first.percent, last.percent) {
-            return format!(
-                "worse than it began: {found}, the weights it began with find {:.0} %, and {random}",
-                first.percent
-            );
-        }
-        if self.is_above(best.percent, last.percent) {
-            return format!(
-                "getting worse: {found}, {:.0} % at step {}, and {random}",
-                best.percent, best.step
-            );
-        }
-        if first.step == 0 && last.step > 0 {
-            let change = if self.is_above(last.percent, first.percent) { "learning" } else { "no change" };
-            return format!(
-                "{change}: {found}, the weights it began with find {:.0} %, and {random}",
-                first.percent
-            );
-        }
-        format!("learning: {found}, and {random}")
+        let answer = if !self.is_above(last.percent, random_percent) {
+            "not learning so far"
+        } else if has_start && self.is_above(first.percent, last.percent) {
+            "worse than it began"
+        } else if self.is_above(best.percent, last.percent) {
+            found += &format!(", {:.0} % at step {}", best.percent, best.step);
+            "getting worse"
+        } else if has_start && !self.is_above(last.percent, first.percent) {
+            "no change"
+        } else {
+            "learning"
+        };
+        format!("{answer}: {found}, and random weights find {random_percent:.0} %")
     }
 
     /// Returns whether `a` is larger than `b` by more than twice the standard error of a share of the

@@ -50,7 +50,7 @@ pub(crate) struct InputFlags {
 pub(crate) struct OtherFlags {
     /// Images to compare with, such as queries or an evaluation set: shards, folders or image
     /// files. Their features are computed with --checkpoint.
-    #[arg(long, num_args = 1.., value_name = "SHARDS|FOLDER|IMAGE", requires = "checkpoint",
+    #[arg(long, num_args = 1.., value_name = "IMAGES", requires = "checkpoint",
         required_unless_present = "like_features", conflicts_with = "like_features")]
     like: Vec<String>,
     /// Feature files of the images to compare with, from the same network, instead of --like.

@@ -43,8 +43,8 @@ use crate::{pictures, recipes};
         ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  \
         ocelli pretrain --recipe dino_vits16 --shards 'data/*.tar' --workdir runs/a\n  \
         mpirun -n 4 ocelli pretrain --recipe ibot_vits16 --shards d/ --workdir runs/b\n  \
-        ocelli pretrain --recipe dinov2_continue --init w.pth --shards d/ --workdir r \
-        --export timm")]
+        ocelli pretrain --recipe dinov2_continue --init w.pth --shards d/ --workdir r\n  \
+        ocelli pretrain --recipe lejepa_cifar --shards d/ --workdir r --export timm")]
 pub(crate) struct Args {
     /// Recipe: a name, such as dino_vits16, or a file. `ocelli recipe` lists, explains and creates
     /// recipes; the plan.toml of a run is one, too.

@@ -70,8 +70,8 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
     let images = RetrievedImages::new(&retrieved, input.names.len());
     finish(ranks, || {
         let n_given = like.names.len();
-        let images = counted(retrieved.len() as u64, "image");
-        out!("{images} retrieved for {} given", thousands(n_given as u64));
+        let n_retrieved = counted(retrieved.len() as u64, "image");
+        out!("{n_retrieved} retrieved for {} given", thousands(n_given as u64));
         let summary = json!({ "queries": n_given });
         args.output.write(&output, &images.kept, &|row| images.columns(&like, row), summary)
     })

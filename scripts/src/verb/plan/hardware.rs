@@ -96,7 +96,7 @@ fn latency(long_us: f64, short_us: Option<f64>) -> Latency {
 }
 
 /// Describes `hardware` and how its numbers were made.
-pub(super) fn describe(args: &Args, hardware: &Hardware) -> String {
+pub(super) fn describe(hardware: &Hardware) -> String {
     let memory = format!("{:.1} GB of memory per rank", hardware.memory_bytes / GB);
     match hardware.speed {
         Speed::DataSheet(gpu) => format!(

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let settings = settings(args, recipe, ranks);
     let hardware = hardware::read_hardware(args, recipe, &model, &settings, ranks[0])?;
     print_networks(&model);
-    print_paragraph(0, &hardware::describe(args, &hardware));
+    print_paragraph(0, &hardware::describe(&hardware));
     if let Some(steps) = steps {
         let images = counted(settings.batch_size as u64, "image");
         prose!("{} of {images}", counted(steps, "step"));
