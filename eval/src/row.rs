@@ -85,6 +85,9 @@ pub struct Number {
     /// Mean intersection over union of classes, in percent.
     #[serde(default, rename = "mIoU", skip_serializing_if = "Option::is_none")]
     pub mean_intersection_over_union: Option<f64>,
+    /// Share of the views whose nearest view is of the same image, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<f64>,
     /// Value of a measure that needs no labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
@@ -177,14 +180,15 @@ pub fn append(workdir: &Path, rows: &[EvaluationRow]) -> Result<(), EvalError> {
 }
 
 impl Number {
-    /// Creates the number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, or one that
-    /// needs no labels.
+    /// Creates the number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, `found`, or
+    /// another one that needs no labels.
     pub fn new(measure: &str, value: f64) -> Self {
         let number = Self::default();
         match measure {
             "accuracy" => Self { accuracy: Some(value), ..number },
             "mAP" => Self { mean_average_precision: Some(value), ..number },
             "mIoU" => Self { mean_intersection_over_union: Some(value), ..number },
+            "found" => Self { found: Some(value), ..number },
             _ => Self { value: Some(value), ..number },
         }
     }
@@ -201,6 +205,7 @@ impl Number {
             ("accuracy", self.accuracy),
             ("mAP", self.mean_average_precision),
             ("mIoU", self.mean_intersection_over_union),
+            ("found", self.found),
             ("", self.value),
         ];
         all.into_iter().find_map(|(measure, value)| Some((measure, value?)))

@@ -182,7 +182,7 @@ fn real_path_to_be(path: &Path) -> Result<PathBuf, PrepError> {
 /// Folders and shards whose samples are preferred, and where the samples are.
 struct Preference {
     /// Folders and shards, the most preferred first.
-    preferred: Vec<PathBuf>,
+    preferred: Vec<Place>,
     /// Location of each shard, or of the folder that is read as a shard; empty without preference.
     shards: Vec<PathBuf>,
 }
@@ -200,15 +200,15 @@ impl Preference {
         }
         preference.shards = shards.iter().map(|shard| real_path_or_name(&shard.name())).collect();
         for spec in preferred {
-            let path = real_path_or_name(spec);
+            let place = Place { path: real_path_or_name(spec), link: link_or_name(spec) };
             let mut set = preference.shards.iter().zip(shards).skip(n_against);
             let has_samples = set.any(|(location, shard)| {
-                (0..shard.len()).any(|index| is_within(location, shard.key(index), &path))
+                (0..shard.len()).any(|index| place.holds(location, shard.key(index)))
             });
             if !has_samples {
                 return Err(PrepError::NoPreferred { spec: redact_list(spec) });
             }
-            preference.preferred.push(path);
+            preference.preferred.push(place);
         }
         Ok(preference)
     }
@@ -219,15 +219,40 @@ impl Preference {
         let n_preferred = self.preferred.len();
         let Some(location) = self.shards.get(entry.shard) else { return n_preferred };
         let key = shards[entry.shard].key(entry.index);
-        let place = self.preferred.iter().position(|preferred| is_within(location, key, preferred));
+        let place = self.preferred.iter().position(|preferred| preferred.holds(location, key));
         place.unwrap_or(n_preferred)
     }
 }
 
-/// Returns whether the sample `key` of the shard or folder at `location` is in `preferred`: a folder
-/// of shards, a shard, a folder of images or one below it.
-fn is_within(location: &Path, key: &str, preferred: &Path) -> bool {
-    location.starts_with(preferred) || location.join(key.trim_start_matches('/')).starts_with(preferred)
+/// A preferred folder or shard.
+struct Place {
+    /// Its real path.
+    path: PathBuf,
+    /// Its path within the real path of its folder, which differs if it is a link.
+    link: PathBuf,
+}
+
+impl Place {
+    /// Returns whether the sample `key` of the shard or folder at `location` is in this place: a
+    /// folder of shards, a shard, a folder of images or one below it.
+    fn holds(&self, location: &Path, key: &str) -> bool {
+        let sample = location.join(key.trim_start_matches('/'));
+        [&self.path, &self.link]
+            .into_iter()
+            .any(|place| location.starts_with(place) || sample.starts_with(place))
+    }
+}
+
+/// Returns the path of a shard or folder on a disk with all links resolved but its own, or the name
+/// of any other shard.
+fn link_or_name(name: &str) -> PathBuf {
+    let path = Path::new(name);
+    let (Some(folder), Some(last)) = (path.parent(), path.file_name()) else { return PathBuf::from(name) };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    match folder.canonicalize() {
+        Ok(folder) => folder.join(last),
+        Err(_) => PathBuf::from(name),
+    }
 }
 
 /// Returns the real path of a shard or folder on a disk, or the name of any other shard.
@@ -545,8 +570,22 @@ mod tests {
             ("data/b.tar", false),
             ("data/a.tar/dog", false),
         ] {
-            let found = is_within(Path::new("data/a.tar"), "cat/1", Path::new(preferred));
-            assert_eq!(found, is_expected, "{preferred}");
+            let place = Place { path: preferred.into(), link: "elsewhere".into() };
+            assert_eq!(place.holds(Path::new("data/a.tar"), "cat/1"), is_expected, "{preferred}");
+            let link = Place { path: "elsewhere".into(), link: preferred.into() };
+            assert_eq!(link.holds(Path::new("data/a.tar"), "cat/1"), is_expected, "{preferred}");
         }
+    }
+
+    /// A folder of the set that is a link to another place is found by its own name.
+    #[test]
+    fn links_keep_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("originals")).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("originals"), folder.path().join("link")).unwrap();
+        let real = folder.path().canonicalize().unwrap();
+        let name = folder.path().join("link").display().to_string();
+        assert_eq!(link_or_name(&name), real.join("link"));
+        assert_eq!(real_path_or_name(&name), real.join("originals"));
     }
 }

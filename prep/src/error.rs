@@ -10,6 +10,16 @@ use pipeline::words::counted;
 /// An error about a data set. Variants name the file, column or image they are about.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepError {
+    /// The folder of a run was given for a folder of images.
+    #[error(
+        "{} is the work directory of a run, whose pictures are no images to read: give the folder or the shards \
+         of the images",
+        path.display()
+    )]
+    WorkDirectory {
+        /// The folder.
+        path: PathBuf,
+    },
     /// A file or folder could not be read.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {

@@ -159,6 +159,11 @@ pub fn is_folder_of_images(spec: &str) -> Result<bool, PrepError> {
 
 /// Returns the images of the folder `spec` in the order in which `shards pack` would write them.
 fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
+    let folder = Path::new(spec);
+    // Pictures of a run are no images to train on.
+    if folder.join("plan.toml").is_file() && folder.join("checkpoints").is_dir() {
+        return Err(PrepError::WorkDirectory { path: folder.to_path_buf() });
+    }
     let images = find_images(Path::new(spec), &ColumnNames::default())?;
     report_skipped(&images.skipped);
     let mut keys = Keys::default();
@@ -217,9 +222,10 @@ pub fn report_turned(dataset: &Dataset, rules: &DecodeRules) {
     }
     if n_turned > 0 {
         tracing::info!(
-            "EXIF turns {n_turned} of {}: not applied, as in published recipes; turn images with --set \
-             data.apply_exif=true",
-            counted(n_read, "inspected image")
+            "{n_turned} of {} {} turned by their EXIF data, which is not applied, as in published recipes; to \
+             apply it, add --set data.apply_exif=true",
+            counted(n_read, "inspected image"),
+            if n_turned == 1 { "is" } else { "are" }
         );
     }
 }

@@ -81,9 +81,10 @@ impl Packed {
         let Noticed { n_turned, bits } = &self.noticed;
         if *n_turned > 0 {
             tracing::info!(
-                "EXIF turns {}: packed as stored, and not turned in training, as in published recipes; \
-                 turn images with data.apply_exif=true",
-                counted(*n_turned as u64, "image")
+                "{} {} turned by EXIF data: packed as stored, and not turned in training, as in published \
+                 recipes; to turn them there, add --set data.apply_exif=true",
+                counted(*n_turned as u64, "image"),
+                if *n_turned == 1 { "is" } else { "are" }
             );
         }
         bits.report(&DecodeRules::default(), "scale them with data.bits_used in a recipe");

@@ -64,6 +64,8 @@ pub(crate) fn claim(job: &PackJob<'_>, contents: &Contents) -> Result<(), PrepEr
         // A whole job that has written nothing may start over with other flags. In a job in parts,
         // another part could be about to write.
         Some(_) if existing_shard.is_none() && job.work == Work::Whole => {
+            // What failed before may be readable now.
+            remove_failures(job)?;
             fs::remove_file(&mark).map_err(|error| PrepError::io("remove", &mark, error))?;
         }
         Some(_) => {
@@ -84,6 +86,21 @@ pub(crate) fn claim(job: &PackJob<'_>, contents: &Contents) -> Result<(), PrepEr
     } else {
         Err(PrepError::PackBegun { prefix: job.prefix.to_string(), out: job.out.to_path_buf() })
     }
+}
+
+/// Removes the lists of images that could not be packed into shards of this prefix.
+fn remove_failures(job: &PackJob<'_>) -> Result<(), PrepError> {
+    let prefix = format!("{}-", job.prefix);
+    let entries = fs::read_dir(job.out).map_err(|error| PrepError::io("read", job.out, error))?;
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let number = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(".failures.jsonl"));
+        if number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit())) {
+            let path = entry.path();
+            fs::remove_file(&path).map_err(|error| PrepError::io("remove", &path, error))?;
+        }
+    }
+    Ok(())
 }
 
 /// Describes a job by everything that affects its shards.

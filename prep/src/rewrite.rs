@@ -165,7 +165,7 @@ pub(crate) fn rewrite_locked(
     progress.begin(job.verb, shards.iter().map(|shard| shard.len() as u64).sum());
     for (shard, source) in shards.iter().zip(sources) {
         let target = job.out.join(source.url.tar_name());
-        if target.exists() {
+        if is_done(&target, shard.len()) {
             totals.n_existing_shards += 1;
             progress.advance(shard.len() as u64);
             continue;
@@ -174,6 +174,16 @@ pub(crate) fn rewrite_locked(
     }
     totals.list = join_dropped(job.out, sources)?;
     Ok(totals)
+}
+
+/// Returns whether a shard of `n_samples` is done: `target` exists, or its list of dropped samples
+/// names all of them, and a shard without samples is not written.
+fn is_done(target: &Path, n_samples: usize) -> bool {
+    if target.exists() {
+        return true;
+    }
+    let dropped = fs::read_to_string(dropped_path(target)).unwrap_or_default();
+    n_samples > 0 && dropped.lines().count() == n_samples
 }
 
 /// Rewrites `shard` to `target`, unless no sample of it is kept.

@@ -121,7 +121,8 @@ fn prep_code(error: &PrepError) -> u8 {
         PrepError::Data(error) => pipeline_code(error),
         PrepError::Io { source, .. } | PrepError::FileSystem { source, .. } => file_code(source),
         PrepError::Walk { .. } | PrepError::Table { .. } | PrepError::Client(_) => DATA,
-        PrepError::Line { .. }
+        PrepError::WorkDirectory { .. }
+        | PrepError::Line { .. }
         | PrepError::Missing { .. }
         | PrepError::NotImages { .. }
         | PrepError::NotRegular { .. }

@@ -9,7 +9,7 @@ use session::{Resident, machine, resident};
 use trainer::Plan;
 use trainer::bench::speed::{Load, machine_speed};
 use trainer::checkpoint::steps;
-use trainer::cost::model_cost;
+use trainer::cost::{ModelCost, model_cost};
 use trainer::estimate::{Placement, memory};
 
 use crate::console::say;
@@ -77,6 +77,18 @@ fn gigabytes(bytes: f64) -> String {
     if gb < 0.995 { format!("{gb:.2}") } else { format!("{gb:.1}") }
 }
 
+/// Measures this machine, and estimates the seconds of a step of `model` with `placement` on it.
+fn estimate_step_s(model: &ModelCost, placement: &Placement, device: &Opened) -> f64 {
+    let load = Load::new(
+        placement.rank_batch,
+        placement.rank_micro_batches,
+        placement.workers,
+        placement.precision.compute,
+    );
+    let _activity = Activity::new("measuring the speed of this machine …");
+    machine_speed(model, load, &device.device).compute_s(model, placement)
+}
+
 impl Forecast {
     /// Measures this machine, and estimates the run of `plan` in `workdir` on `device` of one of
     /// `n_local` ranks on it, with probes of `n_probed` images. Returns `None` if nothing is left
@@ -105,19 +117,16 @@ impl Forecast {
                 available_bytes: device.free_bytes.map(|bytes| bytes as f64),
             }
         };
-        let load = Load::new(
-            placement.rank_batch,
-            placement.rank_micro_batches,
-            placement.workers,
-            placement.precision.compute,
-        );
-        let _activity = Activity::new("measuring the speed of this machine …");
-        let speed = machine_speed(&model, load, &device.device);
+        let step_s = match plan.minutes {
+            // The length was measured by steps.
+            Some(minutes) => 60.0 * minutes / plan.total_steps.max(1) as f64,
+            None => estimate_step_s(&model, &placement, device),
+        };
         Some(Self {
             total_steps: plan.total_steps,
             n_left,
             batch_size: plan.recipe.optim.batch_size,
-            step_s: speed.compute_s(&model, &placement),
+            step_s,
             memory,
         })
     }

@@ -28,6 +28,7 @@ mod seed_table;
 mod shards;
 mod signals;
 mod storage;
+mod values;
 mod verb;
 mod weights_report;
 

@@ -28,7 +28,9 @@ pub(crate) fn bar(total: u64, label: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total), target).with_prefix(label.to_string());
     // The templates above are valid.
     match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style.progress_chars("=> ").with_key("per_sec", rate)),
+        Ok(style) => {
+            bar.with_style(style.progress_chars("=> ").with_key("per_sec", rate).with_key("eta", time_left))
+        }
         Err(_) => bar,
     }
 }
@@ -116,7 +118,7 @@ fn activity_bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, target);
     // The template is valid.
     match ProgressStyle::with_template("{msg} {elapsed}") {
-        Ok(style) => bar.with_style(style),
+        Ok(style) => bar.with_style(style.with_key("elapsed", time_taken)),
         Err(_) => bar,
     }
 }
@@ -129,6 +131,16 @@ impl Drop for Activity {
 }
 
 /// Writes the rate in items per second, with at most one decimal.
+/// Writes the time that is left, in its two largest units.
+fn time_left(state: &ProgressState, out: &mut dyn std::fmt::Write) {
+    let _ = write!(out, "{}", format_duration(state.eta().as_secs_f64()));
+}
+
+/// Writes the time that has passed, in its two largest units.
+fn time_taken(state: &ProgressState, out: &mut dyn std::fmt::Write) {
+    let _ = write!(out, "{}", format_duration(state.elapsed().as_secs_f64()));
+}
+
 fn rate(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     let per_s = state.per_sec();
     let digits = if per_s < 10.0 { 1 } else { 0 };

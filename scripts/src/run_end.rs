@@ -32,7 +32,7 @@ pub(crate) fn print_scores(workdir: &Path) {
     let Ok(run) = Run::open(workdir) else { return };
     let overview = Overview::from_run(&run);
     if let Some(learning) = overview.learning {
-        say(format!("without labels: {}", learning.words));
+        say(format!("without labels: the run is {}", learning.words));
     }
     if let Some(best) = overview.best {
         say(format!("scores: {}", best.words));
@@ -47,8 +47,14 @@ pub(crate) fn warn_of_missing_probes(workdir: &Path) {
     for start in starts.iter().rev() {
         let flags = probe_flags(&start.command);
         if !flags.is_empty() {
+            let here = std::env::current_dir().unwrap_or_default();
+            let folder = if start.folder == here {
+                String::new()
+            } else {
+                format!(" (paths are relative to {})", start.folder.display())
+            };
             say(format!(
-                "warning: an earlier start of this run scored it, and this one does not: to go on, add {}",
+                "warning: an earlier start of this run scored it, and this one does not: to go on, add {}{folder}",
                 flags.join(" ")
             ));
             return;
@@ -118,7 +124,9 @@ impl EndedRun<'_> {
             let held = SUGGESTED.into_iter().find(|format| check_export(recipe, *format).is_ok());
             let format = held.unwrap_or(Format::Safetensors);
             let out = shell_quote(&path_in_run(self.workdir, format).display().to_string());
-            commands.push(format!("export --checkpoint {workdir} --format {} --out {out}", format.name()));
+            let overwrite = overwrite_flag(&path_in_run(self.workdir, format));
+            let name = format.name();
+            commands.push(format!("export --checkpoint {workdir} --format {name} --out {out}{overwrite}"));
         }
         let specs = self.plan.recipe.data.shard_lists();
         let shards = typed(&specs);
@@ -127,8 +135,10 @@ impl EndedRun<'_> {
             Some(words) => format!("--shards {words}"),
             None => "--images FOLDER".into(),
         };
-        let features = shell_quote(&self.workdir.join("features.npy").display().to_string());
-        commands.push(format!("embed --checkpoint {workdir} {images} --out {features}"));
+        let features = self.workdir.join("features.npy");
+        let overwrite = overwrite_flag(&features);
+        let features = shell_quote(&features.display().to_string());
+        commands.push(format!("embed --checkpoint {workdir} {images} --out {features}{overwrite}"));
         if let (Some(train), Some(test)) = (typed(self.probe_train), typed(self.probe_test)) {
             commands.push(format!("probe --checkpoint {workdir} --train {train} --test {test} --baseline"));
         } else if let Some(words) = shards
@@ -141,6 +151,11 @@ impl EndedRun<'_> {
         }
         commands
     }
+}
+
+/// Returns the flag, after a space, that lets a command replace `out`; nothing if it does not exist.
+fn overwrite_flag(out: &Path) -> &'static str {
+    if out.exists() { " --overwrite" } else { "" }
 }
 
 /// Returns lists of shards as words for a shell; `None` if there are none or many, or if an address

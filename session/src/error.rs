@@ -7,6 +7,7 @@ use eval::EvalError;
 use kernels::device::DeviceError;
 use networks::NetworkError;
 use pipeline::PipelineError;
+use pipeline::words::counted;
 use prep::PrepError;
 use ranks::EngineError;
 use ranks::conformance::ConformanceError;
@@ -223,7 +224,7 @@ pub enum SessionError {
         path: PathBuf,
     },
     /// No image can be used, for another reason than its number of channels and bits.
-    #[error("none of {n_images} inspected images of {} can be used: {reason}", shards.join(" "))]
+    #[error("none of {} of {} can be used: {reason}", counted(*n_images as u64, "inspected image"), shards.join(" "))]
     UnusableImages {
         /// Number of images that were inspected.
         n_images: usize,
@@ -399,7 +400,8 @@ impl SessionError {
 fn note_of_measurement(n_images: Option<usize>) -> String {
     match n_images {
         Some(n) => {
-            format!("\n(mean and std of {n} images; `ocelli shards stats` measures those of all images)")
+            let images = counted(n as u64, "image");
+            format!("\n(mean and std of {images}; `ocelli shards stats` measures those of all images)")
         }
         None => String::new(),
     }

@@ -50,6 +50,23 @@ pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
     recorded.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
 }
 
+/// Checks that the weights and the run that `initial` or `recipe` name for a new run in `workdir`
+/// exist.
+///
+/// # Errors
+/// [`SessionError::Io`], [`SessionError::CheckpointRemoved`].
+pub(crate) fn check_paths(recipe: &Recipe, workdir: &Path, initial: &Initial) -> Result<(), SessionError> {
+    if workdir.join("plan.toml").exists() {
+        return Ok(());
+    }
+    let stated = recipe.init.as_ref().map(|init| Path::new(&init.weights));
+    let weights = initial.weights.as_deref().or(stated.filter(|path| !path.as_os_str().is_empty()));
+    for path in [weights, initial.fork.as_deref()].into_iter().flatten() {
+        check_exists(path)?;
+    }
+    Ok(())
+}
+
 /// Creates the fork that `initial` requests, on rank 0, and opens the weights that `initial` or
 /// `recipe` name.
 ///
@@ -80,9 +97,9 @@ pub(crate) fn prepare(
         // A run that has begun no longer needs its origin.
         match &initial.fork {
             Some(from) => {
-                let checkpoint = open_fork(recipe, from)?;
-                fork(&checkpoint, from, workdir)?;
-                forked_origins = Some(origins_of_fork(&checkpoint, from)?);
+                fork(&open_fork(recipe, from)?, from, workdir)?;
+                // The copy may be older than the newest checkpoint of the run that it comes from.
+                forked_origins = Some(origins_of_fork(&Checkpoint::open(workdir)?, from)?);
             }
             None if workdir.join(FORKED_FROM).exists() => {
                 return Err(SessionError::ForkNotStarted { workdir: workdir.to_path_buf() });

@@ -7,6 +7,7 @@ use augment::{DecodeRules, PixelFormat};
 use networks::Normalization;
 use pipeline::Dataset;
 use pipeline::secrets::redact_list;
+use pipeline::words::counted;
 use prep::unusable::{Unusable, find_unusable, measure_constants};
 use trainer::Recipe;
 use trainer::recipe::PixelFacts;
@@ -55,8 +56,10 @@ pub(crate) fn check_pixels(
     let missing = recipe.missing_settings(&facts);
     let reason = match &unusable {
         Some(Unusable { n_images, reason, .. }) => format!(
-            "none of {n_images} inspected images can be used: {reason}, but recipe {} reads {}",
-            recipe.name, rules.format
+            "none of {} can be used: {reason}, but recipe {} reads {}",
+            counted(*n_images as u64, "inspected image"),
+            recipe.name,
+            rules.format
         ),
         None => {
             let reasons: Vec<&str> = missing.iter().map(|setting| setting.reason.as_str()).collect();

@@ -146,6 +146,8 @@ impl Session {
     /// Opens the inputs of a rank, and records in the recipe the facts that files state.
     fn open_inputs(&mut self, storage: &Storage) -> Result<Inputs, SessionError> {
         let recipe = &mut self.recipe;
+        // Opening many shards takes long: what is misspelled is told before.
+        initial::check_paths(recipe, &self.workdir, &self.initial)?;
         let dataset = Arc::new(open_sampled(&recipe.data, storage)?);
         if !self.workdir.join("plan.toml").exists() {
             check_pixels(recipe, &self.initial, &dataset)?;

@@ -36,7 +36,7 @@ pub struct SampleSizes {
 impl Default for SampleSizes {
     /// Returns numbers small enough for a laptop; RankMe's paper uses 25,600 images.
     fn default() -> Self {
-        Self { n_images: 10_000, n_viewed: 1000, n_views: 10, n_retrieved: 512 }
+        Self { n_images: 10_000, n_viewed: 1000, n_views: 10, n_retrieved: 2000 }
     }
 }
 

@@ -111,7 +111,7 @@ impl Knn {
         static WARNED: Once = Once::new();
         WARNED.call_once(|| {
             tracing::warn!(
-                "knn: only {} can be neighbors: k = {} is skipped, k = {} is scored",
+                "knn: only {} can be neighbors: left out: k = {}; scored: k = {}",
                 counted(n_neighbors as u64, "image"),
                 comma_separated(&left_out),
                 comma_separated(&k)

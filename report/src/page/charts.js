@@ -120,7 +120,7 @@ class Chart {
     this.svg.append(box, layer);
     for (const line of visible) {
       const path = line.points.map((p, i) => `${i ? "L" : "M"}${this.x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
-      layer.append(svg("path", { d: path, stroke: color(line.run), "stroke-dasharray": line.run < COLORS.length ? "none" : "6 3" }));
+      layer.append(svg("path", { d: path, stroke: color(line.run), "stroke-dasharray": line.dashed ? "2 3" : line.run < COLORS.length ? "none" : "6 3" }));
       if (!this.options.dots) continue;
       for (const p of line.points) {
         if (p[2] !== undefined && p[2] !== null) layer.append(svg("line", { x1: this.x(p[0]), x2: this.x(p[0]), y1: y(p[2]), y2: y(p[3]), stroke: color(line.run), opacity: 0.6 }));

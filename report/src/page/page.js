@@ -41,14 +41,14 @@ function overview() {
     return [el("span", { title: run.workdir }, named(i)), run.recipe, o.method, o.backbone, el("span", {}, ...states),
       `${o.step.toLocaleString("en")} of ${o.total_steps.toLocaleString("en")}`, short(o.loss),
       o.best ? el("span", { title: `${o.best.words}; ${o.best.about}` }, `${o.best.metric} ${o.best.course}`)
-        : o.learning ? el("span", { title: o.learning.words }, `views ${o.learning.course}`) : null, short(o.images_per_s), duration(o.seconds_left)];
+        : o.learning ? el("span", { title: o.learning.words }, `views ${o.learning.course} (random ${o.learning.random_percent.toFixed(1)})`) : null, short(o.images_per_s), duration(o.seconds_left)];
   });
   const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "score: first → best → last", "images/s", "time left"];
   const scored = runs.filter((run) => run.overview.best);
   const searched = runs.filter((run) => run.overview.learning);
   const why = runs.filter((run) => ["died", "failed"].includes(run.overview.state));
   return [table(headings, rows, [5, 6, 8, 9]),
-    ...searched.map((run) => el("p", { class: "note" }, `${several ? `${run.overview.name}, without` : "Without"} labels: ${run.overview.learning.words}.`)),
+    ...searched.map((run) => el("p", { class: "note" }, `${several ? `${run.overview.name}, without` : "Without"} labels: the run is ${run.overview.learning.words}.`)),
     ...scored.map((run) => el("p", { class: "note" }, `${several ? `${run.overview.name}: ` : ""}${run.overview.best.words}; ${run.overview.best.about}.`)),
     ...why.map((run) => el("p", { class: "note" }, `${run.overview.name} ${run.overview.why}`))];
 }
@@ -56,7 +56,8 @@ function overview() {
 // Order of the charts: the most important ones first.
 const ORDER = ["train/loss", "probe/", "views/", "health/", "train/", "knobs/", "rate/", "time/"];
 const rank = (name) => { const found = ORDER.findIndex((start) => name.startsWith(start)); return found < 0 ? ORDER.length : found; };
-const HIDDEN = ["train/samples", "train/epoch"];
+// Shown beside others, or not at all.
+const HIDDEN = ["train/samples", "train/epoch", "views/random_weights"];
 
 function curves(wanted) {
   const names = [...new Set(runs.flatMap((run) => Object.keys(run.series)))].filter((name) => wanted(name) && !HIDDEN.includes(name));
@@ -81,6 +82,10 @@ function curves(wanted) {
 // quantities: each method has a chart of its own.
 function comparable(name) {
   const lines = runs.map((run, i) => ({ run: i, name: run.overview.name, points: run.series[name] || [] })).filter((line) => line.points.length > 0);
+  if (name === "views/retrieval") {
+    const random = lines.map((line) => ({ run: line.run, name: `${line.name}, random weights`, points: runs[line.run].series["views/random_weights"] || [], dashed: true }));
+    return [{ title: name, lines: [...lines, ...random] }];
+  }
   const methods = [...new Set(lines.map((line) => runs[line.run].overview.method))];
   if (!name.startsWith("train/") || methods.length < 2) return [{ title: name, lines }];
   return methods.map((method) => ({ title: `${name} · ${method}`, lines: lines.filter((line) => runs[line.run].overview.method === method) }));

@@ -1,6 +1,7 @@
 //! Whether a run learns, by its search of views, which needs no labels.
 
 use eval::{RANDOM_NETWORK, RETRIEVAL};
+use pipeline::words::thousands;
 use serde::Serialize;
 
 use super::scores::{Evaluations, Kind, Scored};
@@ -18,10 +19,10 @@ pub struct Learning {
     pub best: FoundAt,
     /// The last that the run has found.
     pub last: FoundAt,
-    /// The course of the number: `12.5 → 61.2`.
+    /// The first, the highest and the last percentage: `12.5 → 61.2 → 61.2`.
     pub course: String,
-    /// The answer in words: `learning: finds 61 % of the other views of 512 images, and random weights
-    /// find 12 %`.
+    /// The answer in words, after "the run is": `learning: it finds 61 % of the other views of 512
+    /// images; random weights find 12 %`.
     pub words: String,
 }
 
@@ -36,7 +37,8 @@ pub struct FoundAt {
 
 impl Learning {
     /// Reads the newest search of views of a run from its `evaluations`; `None` if there is none.
-    pub(crate) fn from_evaluations(evaluations: &Evaluations) -> Option<Self> {
+    /// `has_initial_weights` says whether it began with weights that were trained before.
+    pub(crate) fn from_evaluations(evaluations: &Evaluations, has_initial_weights: bool) -> Option<Self> {
         // A measurement of a checkpoint on other images has no number of them.
         let mut searches =
             evaluations.scores.iter().filter(|(kind, _)| is_search(kind, "") && kind.test_images.is_some());
@@ -53,12 +55,17 @@ impl Learning {
             .iter()
             .filter(|(other, _)| is_search(other, RANDOM_NETWORK) && other.test_images == kind.test_images);
         let (_, random_points) = random.next()?;
-        Self::new(kind.test_images?, random_points.last()?.value, points)
+        Self::new(kind.test_images?, random_points.last()?.value, points, has_initial_weights)
     }
 
     /// Creates the answer for `points`, the percentages of a run on `n_images` images in the order of
     /// the steps.
-    fn new(n_images: usize, random_percent: f64, points: &[Scored]) -> Option<Self> {
+    fn new(
+        n_images: usize,
+        random_percent: f64,
+        points: &[Scored],
+        has_initial_weights: bool,
+    ) -> Option<Self> {
         let first = found_at(points.first()?);
         let last = found_at(points.last()?);
         let mut best = first;
@@ -70,9 +77,9 @@ impl Learning {
         let course = if points.len() == 1 {
             format!("{:.1}", last.percent)
         } else {
-            format!("{:.1} → {:.1}", first.percent, last.percent)
+            format!("{:.1} → {:.1} → {:.1}", first.percent, best.percent, last.percent)
         };
-        let found = Found { n_images, random_percent, first, best, last };
+        let found = Found { n_images, random_percent, first, best, last, has_initial_weights };
         let words = found.in_words();
         Some(Self { n_images, random_percent, first, best, last, course, words })
     }
@@ -99,39 +106,45 @@ struct Found {
     first: FoundAt,
     best: FoundAt,
     last: FoundAt,
+    has_initial_weights: bool,
 }
 
 impl Found {
-    /// Says whether the run learns. Differences within twice the standard error of the larger
-    /// percentage count as none.
+    /// Says whether the run learns, as in "the run is …". Differences within twice their standard
+    /// error count as none.
     fn in_words(&self) -> String {
-        let Self { n_images, random_percent, first, best, last } = *self;
-        let mut found = format!("finds {:.0} % of the other views of {n_images} images", last.percent);
-        let has_start = first.step == 0 && last.step > 0;
+        let Self { n_images, random_percent, first, best, last, has_initial_weights } = *self;
+        let mut found = format!("it finds {:.0} % of the other views of {n_images} images", last.percent);
+        let has_start = has_initial_weights && first.step == 0 && last.step > 0;
         if has_start {
             found += &format!(", the weights it began with find {:.0} %", first.percent);
         }
         let answer = if !self.is_above(last.percent, random_percent) {
-            "not learning so far"
+            "no better than random weights"
         } else if has_start && self.is_above(first.percent, last.percent) {
             "worse than it began"
         } else if self.is_above(best.percent, last.percent) {
-            found += &format!(", {:.0} % at step {}", best.percent, best.step);
+            found += &format!(", and found {:.0} % at step {}", best.percent, thousands(best.step));
             "getting worse"
         } else if has_start && !self.is_above(last.percent, first.percent) {
-            "no change"
+            "no better than it began"
         } else {
             "learning"
         };
-        format!("{answer}: {found}, and random weights find {random_percent:.0} %")
+        format!("{answer}: {found}; random weights find {random_percent:.0} %")
     }
 
-    /// Returns whether `a` is larger than `b` by more than twice the standard error of a share of the
-    /// images.
+    /// Returns whether percentage `a` is larger than `b` by more than twice the standard error of the
+    /// difference of two shares of the images. A share is taken as if two more images had been
+    /// searched, one of them found, so that it is never without an error.
     fn is_above(&self, a: f64, b: f64) -> bool {
-        let share = (a / 100.0).clamp(0.0, 1.0);
-        let error = 100.0 * (share * (1.0 - share) / self.n_images as f64).sqrt();
-        a - b > 2.0 * error
+        let n = self.n_images as f64;
+        let mut variance = 0.0;
+        for percent in [a, b] {
+            let share = (n * percent / 100.0 + 1.0) / (n + 2.0);
+            variance += share * (1.0 - share) / n;
+        }
+        a - b > 200.0 * variance.sqrt()
     }
 }
 
@@ -144,36 +157,42 @@ mod tests {
         for (step, value) in points {
             scored.push(Scored { step: *step, value: *value, interval: None });
         }
-        Learning::new(400, random_percent, &scored).unwrap().words
+        Learning::new(400, random_percent, &scored, true).unwrap().words
     }
 
     #[test]
     fn a_run_learns_if_it_finds_more_than_random_weights() {
         assert_eq!(
             words(12.0, &[(100, 13.0), (200, 61.2)]),
-            "learning: finds 61 % of the other views of 400 images, and random weights find 12 %"
+            "learning: it finds 61 % of the other views of 400 images; random weights find 12 %"
         );
-        // The standard error of 14 % of 400 images is 1.7 %.
+        // The standard error of this difference is 2.4 %.
         assert_eq!(
-            words(12.0, &[(100, 14.0)]),
-            "not learning so far: finds 14 % of the other views of 400 images, and random weights find 12 %"
+            words(12.0, &[(100, 16.0)]),
+            "no better than random weights: it finds 16 % of the other views of 400 images; random weights find \
+             12 %"
         );
         // A collapse.
-        assert!(words(12.0, &[(100, 40.0), (200, 0.0)]).starts_with("not learning so far: finds 0 %"));
+        let collapsed = words(12.0, &[(100, 40.0), (200, 0.0)]);
+        assert!(collapsed.starts_with("no better than random weights: it finds 0 %"), "{collapsed}");
     }
 
     #[test]
     fn a_run_is_compared_with_what_it_began_with_and_with_its_best() {
         assert_eq!(
             words(12.0, &[(0, 50.0), (200, 61.0)]),
-            "learning: finds 61 % of the other views of 400 images, the weights it began with find 50 %, and \
+            "learning: it finds 61 % of the other views of 400 images, the weights it began with find 50 %; \
              random weights find 12 %"
         );
-        assert!(words(12.0, &[(0, 60.0), (200, 61.0)]).starts_with("no change: finds 61 %"));
-        assert!(words(12.0, &[(0, 60.0), (200, 41.0)]).starts_with("worse than it began: finds 41 %"));
-        assert!(words(12.0, &[(100, 60.0), (200, 41.0)]).starts_with(
-            "getting worse: finds 41 % of the other views of 400 images, 60 % at step 100, and random"
-        ));
-        assert!(Learning::new(400, 12.0, &[]).is_none());
+        assert!(words(12.0, &[(0, 60.0), (200, 61.0)]).starts_with("no better than it began: it finds 61 %"));
+        assert!(words(12.0, &[(0, 60.0), (200, 41.0)]).starts_with("worse than it began: it finds 41 %"));
+        assert_eq!(
+            words(12.0, &[(1000, 60.0), (2000, 41.0)]),
+            "getting worse: it finds 41 % of the other views of 400 images, and found 60 % at step 1,000; random \
+             weights find 12 %"
+        );
+        // One view of 800 is no difference, also where the share has no variance.
+        assert!(words(12.0, &[(100, 100.0), (200, 99.9)]).starts_with("learning: it finds 100 %"));
+        assert!(Learning::new(400, 12.0, &[], true).is_none());
     }
 }

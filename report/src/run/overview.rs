@@ -110,10 +110,7 @@ impl Best {
 
 /// Describes the first, the best and the last score `metric` of a run.
 fn describe_course(metric: &str, first: StepScore, best: StepScore, last: StepScore) -> String {
-    let name = match metric.strip_prefix("knn_") {
-        Some(k) if k.chars().all(|c| c.is_ascii_digit()) => format!("k-NN ({k})"),
-        _ => metric.replace('_', " "),
-    };
+    let name = score_name(metric);
     let beginning = format!("{name} {:.1} % {}", first.value, describe_step(first.step));
     let end = format!("{:.1} % {}", last.value, describe_step(last.step));
     if first.step == last.step {
@@ -127,9 +124,23 @@ fn describe_course(metric: &str, first: StepScore, best: StepScore, last: StepSc
     }
 }
 
+/// Returns the name of the score `metric` for readers: `k-NN (20)`.
+fn score_name(metric: &str) -> String {
+    if let Some(k) = metric.strip_prefix("knn_loo_") {
+        return format!("leave-one-out k-NN ({k})");
+    }
+    match metric.strip_prefix("knn_") {
+        Some(k) => format!("k-NN ({k})"),
+        None => metric.replace('_', " "),
+    }
+}
+
 fn describe_step(step: u64) -> String {
     if step == 0 { "at the start".into() } else { format!("at step {}", thousands(step)) }
 }
+
+/// Measures of scores that need labels.
+const SCORES: [&str; 3] = ["accuracy", "mAP", "mIoU"];
 
 /// Score that runs are compared by, where they have it: the one that DINO and DINOv2 quote.
 const USUAL: &str = "knn_20";
@@ -156,7 +167,7 @@ impl Overview {
             total_steps,
             loss: run.metrics.last("train/loss"),
             best: best(run),
-            learning: Learning::from_evaluations(&run.evaluations),
+            learning: Learning::from_evaluations(&run.evaluations, recipe.init.is_some()),
             state: status.state.word(),
             why: status.state.to_string(),
             collapsed: collapsed(run),
@@ -180,7 +191,8 @@ fn collapsed(run: &Run) -> bool {
 /// than those it is measured on, on the most images; the kind that was scored most often if there
 /// are several.
 fn best(run: &Run) -> Option<Best> {
-    let percentages = run.evaluations.scores.iter().filter(|(kind, _)| !kind.measure.is_empty());
+    // What needs no labels is not compared with what does.
+    let percentages = run.evaluations.scores.iter().filter(|(kind, _)| SCORES.contains(&kind.measure));
     let highest = percentages.max_by_key(|(kind, scores)| {
         (
             kind.metric == USUAL,
@@ -259,6 +271,7 @@ mod tests {
             ("k-NN (20) 18.5 % at the start", "18.5")
         );
         assert!(Best::of_points("knn_20", "cifar", String::new(), &[]).is_none());
+        assert_eq!(score_name("knn_loo_10"), "leave-one-out k-NN (10)");
         let linear = Best::of_points("linear_honest", "", String::new(), &[(5, 50.0)]).unwrap();
         assert_eq!(linear.words, "linear honest 50.0 % at step 5");
     }

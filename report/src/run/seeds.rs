@@ -110,8 +110,10 @@ impl SeedTable {
         for group in &mut groups {
             group.sort_by_key(|entry| entry.seed);
         }
-        let kinds: BTreeSet<&Kind> =
+        let distinct: BTreeSet<&Kind> =
             groups.iter().flatten().flat_map(|entry| entry.scores.keys().copied()).collect();
+        let mut kinds: Vec<&Kind> = distinct.into_iter().collect();
+        kinds.sort_by(|a, b| metric_order(&a.metric).cmp(&metric_order(&b.metric)));
         let differing = differing_keys(&groups);
         let rows = groups.iter().map(|group| row(folder, group, &kinds, &differing)).collect();
         let columns = kinds.iter().map(|kind| column(kind, &kinds)).collect();
@@ -174,7 +176,7 @@ fn differing_keys(groups: &[Vec<Entry<'_>>]) -> BTreeSet<String> {
 
 /// Returns the row of `group`, with a score for each of `kinds` and the values of the keys
 /// `differing`.
-fn row(folder: &Path, group: &[Entry<'_>], kinds: &BTreeSet<&Kind>, differing: &BTreeSet<String>) -> SeedRow {
+fn row(folder: &Path, group: &[Entry<'_>], kinds: &[&Kind], differing: &BTreeSet<String>) -> SeedRow {
     let overview = Overview::from_run(group[0].run);
     let steps: Vec<u64> = group.iter().map(|entry| entry.run.status.plan.total_steps).collect();
     let mut settings = BTreeMap::new();
@@ -243,8 +245,15 @@ impl SeedScore {
     }
 }
 
+/// Returns what the scores called `metric` are ordered by: its name, and then the number at its end,
+/// so that `knn_20` comes before `knn_100`.
+fn metric_order(metric: &str) -> (&str, u64) {
+    let name = metric.trim_end_matches(|c: char| c.is_ascii_digit());
+    (name, metric[name.len()..].parse().unwrap_or(0))
+}
+
 /// Returns the column of `kind`, whose label distinguishes it from the others of `kinds`.
-fn column(kind: &Kind, kinds: &BTreeSet<&Kind>) -> ScoreColumn {
+fn column(kind: &Kind, kinds: &[&Kind]) -> ScoreColumn {
     let own = parts(kind);
     let mut distinct = Vec::new();
     for (index, part) in own.iter().enumerate() {
@@ -315,9 +324,13 @@ mod tests {
     #[test]
     fn labels_name_what_differs() {
         let all = [kind("knn_20", "a", "32 px"), kind("knn_20", "b", "32 px"), kind("linear", "a", "32 px")];
-        let kinds: BTreeSet<&Kind> = all.iter().collect();
+        let kinds: Vec<&Kind> = all.iter().collect();
         let labels: Vec<String> = all.iter().map(|kind| column(kind, &kinds).label).collect();
         assert_eq!(labels, ["knn_20 (on 9 images of a)", "knn_20 (on 9 images of b)", "linear"]);
+        assert!(
+            metric_order("knn_20") < metric_order("knn_100")
+                && metric_order("knn_20") < metric_order("linear")
+        );
         assert_eq!(column(&all[2], &kinds).about, "on 9 images of a; fitted on 20 images of train; 32 px");
     }
 }

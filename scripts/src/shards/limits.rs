@@ -7,7 +7,7 @@ use prep::samples::SampleOptions;
 #[derive(clap::Args)]
 pub(crate) struct LimitFlags {
     /// Maximum number of samples per shard, at least 1.
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = crate::values::at_least_one)]
     samples_per_shard: u64,
     /// Maximum size of a shard, in bytes; 0 for no limit.
     #[arg(long, value_name = "N", default_value_t = 1 << 30)]

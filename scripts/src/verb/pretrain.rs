@@ -280,10 +280,11 @@ pub(crate) fn pretrain(
             is_shown.then(|| Activity::new("timing steps, to find how many fit into optim.length …"));
         fitted.timed()?
     };
-    let Probes { mut probes, n_images } = fitted.all_ready(probes(fitted.plan()))?;
+    let Probes { mut probes, mut n_images } = fitted.all_ready(probes(fitted.plan()))?;
     let plan = fitted.plan().clone();
     let retrieval = RetrievalProbe::for_run(&plan, fitted.dataset(), fitted.workdir(), retrieval_bar);
     if let Some(retrieval) = fitted.all_ready(retrieval)? {
+        n_images += retrieval.n_views();
         // Before the scores, which are the newest that the bar shows.
         probes.insert(0, Box::new(retrieval));
     }

@@ -48,8 +48,8 @@ pub(crate) struct Args {
     /// Shards with classes or masks to test on. With --label-free, they can be any images.
     #[arg(long, value_name = "SHARDS", num_args = 1.., required = true)]
     test: Vec<String>,
-    /// Compute only measures that need no labels. They are RankMe, α-ReQ, LiDAR, alignment and
-    /// uniformity.
+    /// Compute only measures that need no labels. They are RankMe, α-ReQ, LiDAR, alignment,
+    /// uniformity and the retrieval of views.
     #[arg(long, conflicts_with_all = ["train", "baseline", "protocol", "leave_one_out"])]
     label_free: bool,
     /// Name to record the results under [default: the folder and name of the test shards].

@@ -163,7 +163,7 @@ fn score_cell(overview: &Overview) -> String {
         return format!("{} {}", best.metric, best.course);
     }
     match &overview.learning {
-        Some(learning) => format!("views {}", learning.course),
+        Some(learning) => format!("views {} (random {:.1})", learning.course, learning.random_percent),
         None => "-".into(),
     }
 }

@@ -398,8 +398,8 @@ pub struct RunConfig {
     /// Steps between two probes; 0, the default, to probe after the last step only.
     pub probe_every_steps: u64,
     /// Most images of which two views each are searched among each other, to see without labels
-    /// whether the run learns; 512 by default, 0 for none. Runs of fewer steps take fewer images, so
-    /// that it takes about 3 % of their time at most.
+    /// whether the run learns; 512 by default, 0 for none. Short runs take fewer images, so that it
+    /// takes a few percent of their time.
     pub retrieval_images: usize,
     /// Worker threads of a rank; 0 for one per core, or one if a GPU computes. Another number
     /// changes the order of sums, and thus the last bits of the result.

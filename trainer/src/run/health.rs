@@ -109,7 +109,7 @@ pub(crate) fn diagnose(
     }
     if effective_rank < 1.5 {
         let warning = format!(
-            "the embeddings vary along only {effective_rank:.1} direction: the representation is collapsing"
+            "the embeddings vary along only {effective_rank:.1} directions: the representation is collapsing"
         );
         warnings.push((Concern::Collapse, warning));
     }

@@ -144,7 +144,7 @@ impl<'a> Run<'a> {
             self.leave()?;
             return Ok(Outcome::Finished);
         }
-        if self.trainer.state.step == 0 && self.plan.recipe.init.is_some() {
+        if self.trainer.state.step == 0 {
             let Self { journal, trainer, plan, heartbeat, .. } = self;
             journal.probe_start(trainer, plan, probes, heartbeat, observer)?;
         }

@@ -112,6 +112,7 @@ impl Exchange for RegnetConfig {
         let depths: Vec<usize> = stages.iter().map(|stage| stage.depth).collect();
         let widths: Vec<usize> = stages.iter().map(|stage| stage.width).collect();
         let group_widths: Vec<usize> = stages.iter().map(|stage| stage.group_width).collect();
+        let n_stages = stages.len();
         let mut changes = String::new();
         if self.channels != RGB_CHANNELS {
             changes.push_str(&format!(
@@ -125,7 +126,7 @@ impl Exchange for RegnetConfig {
             // Widths as they are, because torchvision would round those of some designs.
             expression: format!(
                 "regnet.RegNet(regnet.BlockParams(depths={depths:?}, widths={widths:?}, \
-                 group_widths={group_widths:?}, bottleneck_multipliers=[1.0] * 4, strides=[2] * 4, \
+                 group_widths={group_widths:?}, bottleneck_multipliers=[1.0] * {n_stages}, strides=[2] * {n_stages}, \
                  se_ratio=0.25))"
             ),
             changes,

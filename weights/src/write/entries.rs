@@ -21,7 +21,11 @@ pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
     if !origins.is_empty() {
         entries.insert(ORIGINS.into(), serde_json::to_string(origins).unwrap_or_default());
     }
-    let mut licenses: Vec<&str> = origins.iter().filter_map(|origin| origin.license.as_deref()).collect();
+    let mut licenses: Vec<&str> = Vec::new();
+    for license in origins.iter().filter_map(|origin| origin.license.as_deref()) {
+        // An origin that itself began with several weights states the licenses of all.
+        licenses.extend(license.split(", "));
+    }
     licenses.sort_unstable();
     licenses.dedup();
     if !licenses.is_empty() {

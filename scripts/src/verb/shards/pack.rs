@@ -33,7 +33,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "train")]
     prefix: String,
     /// Maximum number of samples per shard, at least 1.
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = crate::values::at_least_one)]
     samples_per_shard: u64,
     /// Maximum size of a shard in bytes, counting image files; 0 for no limit. Ignored with --urls,
     /// where only the number of samples counts.
@@ -87,11 +87,11 @@ struct WebFlags {
     #[arg(long, default_value_t = 2, requires = "urls", help_heading = "From the web")]
     retries: u32,
     /// Timeout in seconds for fetching an image, including all retries.
-    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..),
+    #[arg(long, default_value_t = 60, value_parser = crate::values::at_least_one,
         requires = "urls", help_heading = "From the web")]
     timeout_s: u64,
     /// Maximum size of an image, in megabytes.
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..),
+    #[arg(long, default_value_t = 50, value_parser = crate::values::at_least_one,
         requires = "urls", help_heading = "From the web")]
     max_mb: u64,
     /// Fetch images even if their owners opt out with an X-Robots-Tag (noai, noimageai, noindex,
