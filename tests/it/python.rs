@@ -200,7 +200,7 @@ fn errors_in_python_have_the_kind_and_the_code_of_the_program() {
     let code = format!(
         "{START}\
          failures = [\n    \
-             (ocelli.DataError, 3, lambda: ocelli.pretrain('tiny.toml', 'nowhere.tar', 'run')),\n    \
+             (ocelli.ConfigurationError, 2, lambda: ocelli.pretrain('tiny.toml', 'nowhere.tar', 'run')),\n    \
              (ocelli.ConfigurationError, 2, lambda: ocelli.pretrain('tiny.toml', 'data', 'run', '--no-such-flag')),\n    \
              (ocelli.NotFiniteError, 78, lambda: ocelli.pretrain('tiny.toml', 'data', 'nan', '--inject-fault', \
              'nan:rank=0,step=0', settings={{'optim.length': {{'steps': 1}}}})),\n    \
@@ -216,7 +216,7 @@ fn errors_in_python_have_the_kind_and_the_code_of_the_program() {
                  print(kind.__name__)\n"
     );
     let output = module.run(&world, &code);
-    assert_eq!(output, "DataError\nConfigurationError\nNotFiniteError\nDataError\n");
+    assert_eq!(output, "ConfigurationError\nConfigurationError\nNotFiniteError\nDataError\n");
 }
 
 /// Value of red, green or blue of image `i` at a pixel.
