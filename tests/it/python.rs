@@ -343,6 +343,22 @@ fn messages_in_python_are_shown_once() {
     }
 }
 
+/// Without progress, a verbose command still prints its notes, but no line of progress.
+#[test]
+fn a_verbose_command_in_python_prints_notes_without_progress() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    for flag in ["-v", "--verbose", "--quiet"] {
+        let code = format!(
+            "{START}\
+             ocelli.pretrain('tiny.toml', 'data', 'run{flag}', '{flag}', settings=settings, show_progress=False)\n"
+        );
+        let (_, messages) = module.run_with_messages(&world, &code);
+        assert_eq!(messages.contains("report: "), flag != "--quiet", "{flag}: {messages}");
+        assert!(!messages.contains("step 4/4 "), "{flag}: {messages}");
+    }
+}
+
 /// Returns whether the run in `workdir` has a checkpoint.
 fn has_checkpoint(workdir: &Path) -> bool {
     workdir.join("checkpoints/latest").exists()

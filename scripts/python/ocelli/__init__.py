@@ -67,7 +67,8 @@ def program():
 def _run(*words, show_progress=False):
     """Runs a command, shows its messages, and returns its output; raises an `Error` if it fails."""
     with Messages(show_progress) as messages:
-        words = [_word(word) for word in (*words, *messages.flags())]
+        words = [_word(word) for word in words]
+        words += [_word(flag) for flag in messages.flags(words)]
         exit_code, text = _ocelli.run(words, messages.show)
     if exit_code != 0:
         raise error_of(exit_code, text)
