@@ -14,6 +14,7 @@ def embed_flags(images, folder):
 
     Images in memory are written to PNG files in `folder`, without loss.
     """
+    images = _as_list(images)
     if isinstance(images, (str, os.PathLike)):
         path = os.fspath(images)
         if _names_shards(path):
@@ -23,12 +24,12 @@ def embed_flags(images, folder):
         images = [images]
     lines = []
     names = {}
-    for i, image in enumerate(_as_list(images)):
+    for i, (expression, image) in enumerate(_with_expressions(images)):
         if isinstance(image, (str, os.PathLike)):
             lines.append(str(Path(image).resolve()))
             continue
         path = str(Path(folder) / f"{i:08}.png")
-        write_png(path, pixels_of(image))
+        write_png(path, pixels_of(image, expression))
         lines.append(path)
         names[path] = str(i)
     if not lines:
@@ -39,17 +40,27 @@ def embed_flags(images, folder):
 
 
 def paths_of(images, what):
-    """Returns a path or several as a list; raises TypeError for images in memory. `what` names the argument."""
-    if isinstance(images, (str, os.PathLike)):
-        return [images]
-    if not _is_in_memory(images):
-        images = list(images)
-        if all(isinstance(image, (str, os.PathLike)) for image in images):
-            return images
-    raise TypeError(
-        f"{what} must be a folder of images, shards, or a list of them, not {type(images).__name__}: only "
-        "ocelli.embed takes images in memory"
-    )
+    """Returns a path or several as a list; raises TypeError for anything else. `what` names the argument."""
+    given = _as_list(images)
+    if isinstance(given, (str, os.PathLike)):
+        return [given]
+    if _is_in_memory(given):
+        raise TypeError(
+            f"{what} must be a path or a list of paths, not {type(images).__name__}: only ocelli.embed takes images "
+            "in memory"
+        )
+    paths = list(given)
+    for i, path in enumerate(paths):
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"{what} must be a path or a list of paths, but {what}[{i}] is {_described(path)}")
+    return paths
+
+
+def _as_list(values):
+    """Returns a column of a data frame or an array of one dimension as a list; anything else as it is."""
+    if hasattr(values, "tolist") and getattr(values, "ndim", 1) < 2:
+        return values.tolist()
+    return values
 
 
 def _names_shards(text):
@@ -66,40 +77,93 @@ def _is_in_memory(images):
     return hasattr(images, "shape") or hasattr(images, "convert")
 
 
-def _as_list(images):
+def _with_expressions(images):
+    """Returns the elements of `images`, paths or images, each after the expression that errors name it by."""
     if hasattr(images, "convert"):
-        return [images]
-    if not hasattr(images, "shape"):
-        return images
-    import numpy as np
+        return [("images", images)]
+    if hasattr(images, "shape"):
+        array = checked_array(images, "images")
+        if array.ndim == 3:
+            return [("images", array)]
+        images = array
+    return [(f"images[{i}]", image) for i, image in enumerate(images)]
 
-    array = np.asarray(images)
-    return array[None] if array.ndim == 3 and array.shape[-1] == 3 else array
 
-
-def pixels_of(image):
+def pixels_of(image, expression):
     """Returns an image as an array [H, W, 3] of uint8, from such an array or an image of PIL.
 
-    Raises TypeError for any other, with what to do.
+    Raises TypeError for any other, with what to do; `expression` names it.
     """
     import numpy as np
 
     if hasattr(image, "convert"):
-        image = image.convert("RGB")
-    array = np.asarray(image)
-    if array.dtype == np.uint8 and array.ndim == 3 and array.shape[-1] == 3 and array.size > 0:
+        return np.asarray(image.convert("RGB"))
+    if not hasattr(image, "shape"):
+        raise TypeError(f"images must be paths, arrays or images of PIL, but {expression} is {_described(image)}")
+    array = checked_array(image, expression)
+    if array.ndim != 3:
+        raise TypeError(f"{expression} must be one image [H, W, 3], but is {_described(array)}")
+    return array
+
+
+def checked_array(images, expression):
+    """Returns one image [H, W, 3] or several [N, H, W, 3] of uint8 as an array of NumPy.
+
+    Raises TypeError for any other, with what to do; `expression` names it.
+    """
+    import numpy as np
+
+    array = np.asarray(images)
+    if array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[-1] == 3 and 0 not in array.shape[-3:]:
         return np.ascontiguousarray(array)
-    advice = ""
-    if array.ndim == 3 and array.shape[0] == 3:
-        advice = "; transpose images of [3, H, W]: images.transpose(0, 2, 3, 1)"
-    elif array.ndim == 2:
-        advice = "; repeat the gray channel: numpy.stack([images] * 3, axis=-1)"
-    elif array.dtype.kind == "f":
-        advice = "; scale numbers from 0 to 1: (255 * images).round().astype('uint8')"
-    raise TypeError(
-        f"images in memory must be arrays [N, H, W, 3] of uint8 or images of PIL, but one is {array.dtype} of "
-        f"shape {list(array.shape)}{advice}"
+    message = (
+        "images in memory must be arrays [N, H, W, 3] or [H, W, 3] of uint8, or images of PIL, but "
+        f"{expression} is {_described(array)}"
     )
+    if not isinstance(images, np.ndarray):
+        expression = f"numpy.asarray({expression})"
+    for advice in (_advice_on_shape(array.shape, expression), _advice_on_type(array.dtype, expression)):
+        if advice:
+            message += f"; {advice}"
+    raise TypeError(message)
+
+
+def _advice_on_shape(shape, expression):
+    """Returns how images of `shape` become [N, H, W, 3] or [H, W, 3]; None if they are, or if it is not known."""
+    n_dims = len(shape)
+    if n_dims not in (2, 3, 4) or (n_dims > 2 and shape[-1] == 3):
+        return None
+    if n_dims == 3 and shape[0] == 3:
+        return f"transpose an image [3, H, W]: {expression}.transpose(1, 2, 0)"
+    if n_dims == 4 and shape[1] == 3:
+        return f"transpose images [N, 3, H, W]: {expression}.transpose(0, 2, 3, 1)"
+    if n_dims > 2 and shape[-1] == 4:
+        return f"leave out the fourth channel: {expression}[..., :3]"
+    if n_dims > 2 and shape[-1] == 1:
+        return f"repeat the gray channel: numpy.repeat({expression}, 3, axis=-1)"
+    if n_dims == 4 and shape[1] == 1:
+        return f"repeat the gray channel: numpy.stack([{expression}[:, 0]] * 3, axis=-1)"
+    if n_dims == 4:
+        return None
+    return f"repeat the gray channel: numpy.stack([{expression}] * 3, axis=-1)"
+
+
+def _advice_on_type(dtype, expression):
+    """Returns how numbers of `dtype` become uint8; None if they are, or if it is not known."""
+    if dtype.kind == "f":
+        return f"scale numbers from 0 to 1: (255 * {expression}).round().astype('uint8')"
+    if dtype == "uint16":
+        return f"keep the upper 8 of 16 bits: ({expression} >> 8).astype('uint8'), or embed files of 16 bits"
+    if dtype.kind in "iu" and dtype != "uint8":
+        return f"convert numbers from 0 to 255: {expression}.astype('uint8')"
+    return None
+
+
+def _described(value):
+    """Returns what `value` is, for errors."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} of shape {list(value.shape)}"
+    return repr(value)[:60]
 
 
 def write_png(path, pixels):
