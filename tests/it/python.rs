@@ -265,6 +265,37 @@ fn arrays_and_pil_images_are_embedded_like_files() {
     module.run(&world, &code);
 }
 
+/// An image of PIL with 16 bits has the features of its file. One whose range is not known is refused.
+#[test]
+fn pil_images_of_more_than_8_bits_are_embedded_like_files_or_refused() {
+    let Some(module) = Module::new() else { return };
+    if python("PIL").is_none() {
+        return;
+    }
+    let world = World::new(24);
+    let image = image::ImageBuffer::from_fn(20, 18, |x, y| image::Luma([(x * 3_000 + y * 300) as u16]));
+    image.save(world.path("deep.png")).unwrap();
+    let code = format!(
+        "{START}\
+         import numpy\n\
+         from PIL import Image\n\
+         settings['optim.length'] = {{'steps': 1}}\n\
+         run = ocelli.pretrain('tiny.toml', 'data', 'run', settings=settings, show_progress=False)\n\
+         y, x = numpy.indices((18, 20))\n\
+         image = Image.fromarray((x * 3000 + y * 300).astype('uint16'))\n\
+         assert image.mode == 'I;16', image.mode\n\
+         features, names = ocelli.embed(run, 'deep.png')\n\
+         assert (ocelli.embed(run, [image])[0] == features).all()\n\
+         for mode in ['I', 'F']:\n    \
+             try:\n        \
+                 ocelli.embed(run, [image.convert(mode)])\n        \
+                 raise AssertionError(mode)\n    \
+             except TypeError as error:\n        \
+                 assert f'of mode {{mode}}' in str(error) and 'embed the file' in str(error), error\n"
+    );
+    module.run(&world, &code);
+}
+
 /// The error about arrays of other shapes and types names what came, and an expression that repairs it.
 #[test]
 fn arrays_of_other_shapes_and_types_are_refused_with_what_to_do() {

@@ -90,20 +90,33 @@ def _with_expressions(images):
 
 
 def pixels_of(image, expression):
-    """Returns an image as an array [H, W, 3] of uint8, from such an array or an image of PIL.
+    """Returns an array [H, W, 3] of uint8, or [H, W] of uint16, from such an array or an image of PIL.
 
-    Raises TypeError for any other, with what to do; `expression` names it.
+    Raises TypeError for any other image, with what to do; `expression` names it.
     """
-    import numpy as np
-
     if hasattr(image, "convert"):
-        return np.asarray(image.convert("RGB"))
+        return _pixels_of_pil(image, expression)
     if not hasattr(image, "shape"):
         raise TypeError(f"images must be paths, arrays or images of PIL, but {expression} is {_described(image)}")
     array = checked_array(image, expression)
     if array.ndim != 3:
         raise TypeError(f"{expression} must be one image [H, W, 3], but is {_described(array)}")
     return array
+
+
+def _pixels_of_pil(image, expression):
+    """Returns an image of PIL as an array [H, W, 3] of uint8, or [H, W] of uint16 if it has 16 bits."""
+    import numpy as np
+
+    # PIL converts these modes to RGB by clipping at 255.
+    if image.mode.startswith("I;16"):
+        return np.asarray(image).astype(np.uint16)
+    if image.mode.startswith(("I", "F")):
+        raise TypeError(
+            f"{expression} is an image of PIL of mode {image.mode}, whose range is not known: embed the file it is from, "
+            "or scale it to 8 bits yourself"
+        )
+    return np.asarray(image.convert("RGB"))
 
 
 def checked_array(images, expression):
@@ -167,14 +180,16 @@ def _described(value):
 
 
 def write_png(path, pixels):
-    """Writes an array [H, W, 3] of uint8 as a PNG."""
+    """Writes an array as a PNG: [H, W, 3] of uint8 in color, or [H, W] of uint16 in gray."""
     import numpy as np
 
-    height, width, _ = pixels.shape
+    height, width = pixels.shape[:2]
+    is_color = pixels.ndim == 3
+    # The larger byte of 16 bits is first.
+    values = np.ascontiguousarray(pixels, np.uint8 if is_color else ">u2").view(np.uint8).reshape(height, -1)
     # Each row begins with the number of its filter, 0 for none.
-    rows = np.zeros((height, 1 + 3 * width), np.uint8)
-    rows[:, 1:] = pixels.reshape(height, 3 * width)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    rows = np.pad(values, ((0, 0), (1, 0)))
+    header = struct.pack(">IIBBBBB", width, height, 8 if is_color else 16, 2 if is_color else 0, 0, 0, 0)
     with open(path, "wb") as file:
         file.write(b"\x89PNG\r\n\x1a\n")
         for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b"")):
