@@ -265,6 +265,51 @@ fn arrays_and_pil_images_are_embedded_like_files() {
     module.run(&world, &code);
 }
 
+/// A folder is images if it has any, and else shards; a path that exists is no pattern.
+#[test]
+fn a_folder_of_images_is_not_taken_for_shards() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    world.extract("files");
+    let code = format!(
+        "{START}\
+         import pathlib, shutil, warnings\n\
+         settings['optim.length'] = {{'steps': 1}}\n\
+         run = ocelli.pretrain('tiny.toml', 'data', 'run', settings=settings, show_progress=False)\n\
+         images = sorted(pathlib.Path('files/train-000000').glob('*.jpg'))\n\
+         shard = 'data/train-000000.tar'\n\
+         for folder, n in [('mixed/cat', 5), ('ph {{a}}', 3)]:\n    \
+             pathlib.Path(folder).mkdir(parents=True)\n    \
+             for image in images[:n]:\n        \
+                 shutil.copy(image, folder)\n\
+         shutil.copy(shard, 'mixed/backup.tar')\n\
+         shutil.copy(images[0], 'one {{a}}.jpg')\n\
+         def n_rows(images):\n    \
+             with warnings.catch_warnings(record=True) as caught:\n        \
+                 warnings.simplefilter('always')\n        \
+                 features, names = ocelli.embed(run, images, show_progress=False)\n    \
+             assert len(features) == len(names), names\n    \
+             for warning in caught:\n        \
+                 assert warning.filename == '<string>', warning\n    \
+             return len(names), [str(warning.message) for warning in caught]\n\
+         n, warned = n_rows('mixed')\n\
+         assert n == 5 and len(warned) == 1 and 'backup.tar' in warned[0], (n, warned)\n\
+         assert n_rows('ph {{a}}') == (3, [])\n\
+         assert n_rows('one {{a}}.jpg') == (1, [])\n\
+         for shards in ['data', shard, 'mixed/backup.tar', 'data/train-{{000000..000000}}.tar', 'data/*.tar']:\n    \
+             assert n_rows(shards) == (24, []), shards\n\
+         shutil.copy(images[0], 'data/pairs.png')\n\
+         assert n_rows('data') == (24, []), 'a picture of the program is not an image'\n\
+         print(sorted(ocelli._images._IMAGES))\n"
+    );
+    let output = module.run(&world, &code);
+    for extension in pipeline::shard::IMAGE_EXTENSIONS {
+        let is_known = output.contains(&format!("'.{extension}'"));
+        // An array may be features, and the others are extensions after a point in the name.
+        assert!(is_known || extension == "npy" || extension.contains('.'), "{extension}: {output}");
+    }
+}
+
 /// An image of PIL with 16 bits has the features of its file. One whose range is not known is refused.
 #[test]
 fn pil_images_of_more_than_8_bits_are_embedded_like_files_or_refused() {

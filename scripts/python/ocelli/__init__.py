@@ -171,7 +171,8 @@ def load(path, *flags):
 def embed(path, images, *flags, show_progress=True):
     """Returns the features of `images`, `[N, D]` float32, and their names in the same order.
 
-    `path` is a run, a checkpoint or weights, as for `load`. `images` is a folder, a list file or shards; or a sequence
+    `path` is a run, a checkpoint or weights, as for `load`. `images` is a folder, a list file or shards, where a folder
+    with images in it or below it is images, even if it also holds shards, which is warned of; or it is a sequence
     of paths of images, of arrays `[H, W, 3]` of uint8 or of images of PIL; or one array `[N, H, W, 3]`. Images of PIL
     have 8 bits, or 16 in mode `I;16`. The names of images in memory are their numbers from 0, as text; an image that
     cannot be read has no row. `flags` are passed to `ocelli embed`, such as `"--patches"`.

@@ -1,12 +1,27 @@
 """Images in memory and in files, as `ocelli embed` takes them."""
 
+import json
 import os
 import struct
+import warnings
 import zlib
 from pathlib import Path
 
 #: Extensions of lists of images; any other file is an image.
 _LISTS = {".txt", ".csv", ".tsv", ".jsonl"}
+
+#: Ends of the names of shards, and of Parquet files of images.
+_SHARDS = (".tar", ".tar.gz", ".tgz", ".parquet")
+
+#: Extensions of images, as in `prep::files`, without that of arrays, which may be features.
+_IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff", ".tga"}
+_IMAGES |= {".pbm", ".pgm", ".pnm", ".ppm"}
+
+#: Pictures that `ocelli curate` and `ocelli shards dedup` write beside shards.
+_SHEETS = {"copies.png", "outliers.png", "pairs.png"}
+
+#: Files of the work directory of a run, whose pictures are no images of a data set.
+_RUN_FILES = {"plan.toml", "starts.jsonl"}
 
 
 def embed_flags(images, folder):
@@ -17,6 +32,8 @@ def embed_flags(images, folder):
     images = _as_list(images)
     if isinstance(images, (str, os.PathLike)):
         path = os.fspath(images)
+        if Path(path).is_dir():
+            return [_flag_of_folder(path), path], {}
         if _names_shards(path):
             return ["--shards", path], {}
         if not Path(path).is_file() or Path(path).suffix.lower() in _LISTS:
@@ -34,8 +51,9 @@ def embed_flags(images, folder):
         names[path] = str(i)
     if not lines:
         raise ValueError("images is empty")
-    listed = Path(folder) / "images.txt"
-    listed.write_text("".join(f"{line}\n" for line in lines))
+    # In a list of lines, a word after a space may be a class.
+    listed = Path(folder) / "images.jsonl"
+    listed.write_text("".join(json.dumps({"path": line}) + "\n" for line in lines))
     return ["--images", str(listed)], names
 
 
@@ -63,13 +81,55 @@ def _as_list(values):
     return values
 
 
+def _flag_of_folder(path):
+    """Returns the flag of `ocelli embed` for a folder: `--images` if there are images in it or below it.
+
+    A folder with shards in it and without images has `--shards`. Of one with both, the program reads what the flag
+    names; here it is the images, with a warning.
+    """
+    shards = sorted(name for name in os.listdir(path) if _is_shard(name))
+    if not shards:
+        return "--images"
+    if not _holds_images(path):
+        return "--shards"
+    first = Path(path, shards[0])
+    # The level is that of the call of ocelli.embed.
+    warnings.warn(
+        f"{path} holds images and shards: only the images are embedded; for shards, give their paths, such as {first}",
+        stacklevel=4,
+    )
+    return "--images"
+
+
+def _holds_images(folder):
+    """Returns True if an image is in `folder` or below it, except for hidden folders and pictures of the program."""
+    seen = set()
+    for path, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(path)
+        is_run = path != folder and not _RUN_FILES.isdisjoint(files)
+        if is_run or real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if any(_is_image(name) for name in files):
+            return True
+    return False
+
+
+def _is_image(name):
+    return Path(name).suffix.lower() in _IMAGES and name not in _SHEETS and not name.startswith(".")
+
+
+def _is_shard(name):
+    return name.lower().endswith(_SHARDS) and not name.startswith(".")
+
+
 def _names_shards(text):
-    """Returns True for shards: addresses, patterns, tars and Parquet files, and folders that hold them."""
-    if "://" in text or "::" in text or any(c in text for c in "*{"):
+    """Returns True for the name of a shard, and for an address or a pattern that is not the name of a file."""
+    if _is_shard(Path(text).name):
         return True
-    path = Path(text)
-    files = path.iterdir() if path.is_dir() else [path]
-    return any(file.name.lower().endswith((".tar", ".tar.gz", ".tgz", ".parquet")) for file in files)
+    return not Path(text).exists() and ("://" in text or "::" in text or any(c in text for c in "*?[{"))
 
 
 def _is_in_memory(images):
