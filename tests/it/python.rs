@@ -310,6 +310,35 @@ fn a_folder_of_images_is_not_taken_for_shards() {
     }
 }
 
+/// Images without a row are named by a warning of Python, with the reason.
+#[test]
+fn images_that_cannot_be_used_are_named_by_a_warning() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    world.extract("files");
+    let code = format!(
+        "{START}\
+         import glob, warnings\n\
+         settings['optim.length'] = {{'steps': 1}}\n\
+         run = ocelli.pretrain('tiny.toml', 'data', 'run', settings=settings, show_progress=False)\n\
+         images = sorted(glob.glob('files/train-000000/*.jpg'))\n\
+         open('text.png', 'w').write('no image')\n\
+         def warned(images):\n    \
+             with warnings.catch_warnings(record=True) as caught:\n        \
+                 warnings.simplefilter('always')\n        \
+                 features, names = ocelli.embed(run, images, show_progress=False)\n    \
+             assert len(features) == len(names) == 2, names\n    \
+             return [str(warning.message) for warning in caught]\n\
+         assert warned(images[:2]) == []\n\
+         message, = warned([images[0], 'nope.png', images[1], 'text.png'])\n\
+         assert message.startswith('2 unusable images without a row: '), message\n\
+         assert 'nope.png (it is missing), ' in message and 'text.png (cannot decode' in message, message\n\
+         message, = warned(images[:2] + [f'gone{{i}}.png' for i in range(9)])\n\
+         assert 'gone4.png' in message and message.endswith(', and 4 more'), message\n"
+    );
+    module.run(&world, &code);
+}
+
 /// An image of PIL with 16 bits has the features of its file. One whose range is not known is refused.
 #[test]
 fn pil_images_of_more_than_8_bits_are_embedded_like_files_or_refused() {

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 from ocelli import _ocelli
@@ -21,7 +22,7 @@ from ocelli._errors import (
     RankError,
     error_of,
 )
-from ocelli._images import embed_flags, paths_of
+from ocelli._images import embed_flags, left_out_in_words, names_for_user, paths_of
 from ocelli._messages import Messages
 from ocelli._settings import set_flags
 
@@ -175,18 +176,21 @@ def embed(path, images, *flags, show_progress=True):
     with images in it or below it is images, even if it also holds shards, which is warned of; or it is a sequence
     of paths of images, of arrays `[H, W, 3]` of uint8 or of images of PIL; or one array `[N, H, W, 3]`. Images of PIL
     have 8 bits, or 16 in mode `I;16`. The names of images in memory are their numbers from 0, as text; an image that
-    cannot be read has no row. `flags` are passed to `ocelli embed`, such as `"--patches"`.
+    cannot be used has no row and is named by a warning. `flags` are passed to `ocelli embed`, such as `"--patches"`.
     """
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:
         inputs, names = embed_flags(images, folder)
         out = Path(folder) / "features.npy"
-        _run("embed", "--checkpoint", path, *inputs, "--out", out, *flags, show_progress=show_progress)
+        command = ["embed", "--checkpoint", path, *inputs, "--out", out, "--json", *flags]
+        answer = _answer(_run(*command, show_progress=show_progress))
+        if answer["left_out"]:
+            left_out = names_for_user(answer["left_out"], names, folder)
+            warnings.warn(left_out_in_words(left_out, answer["flaws"]), stacklevel=2)
         rows = [json.loads(row) for row in Path(f"{out}.rows.jsonl").read_text().splitlines()]
         found = [row.get("name", row.get("key")) for row in rows]
-        # Names of files in the folder of the list are relative to it.
-        return np.load(out), [names.get(str(Path(folder, name)), name) for name in found]
+        return np.load(out), names_for_user(found, names, folder)
 
 
 def probe(path, train, test, *flags, protocols=(), baseline=False, show_progress=True):

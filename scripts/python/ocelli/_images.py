@@ -57,6 +57,20 @@ def embed_flags(images, folder):
     return ["--images", str(listed)], names
 
 
+def names_for_user(found, names, folder):
+    """Returns the names `found` in results of a list in `folder`, those in the dictionary `names` replaced."""
+    # The program names files in the folder of a list relative to it.
+    return [names.get(str(Path(folder, name)), name) for name in found]
+
+
+def left_out_in_words(left_out, flaws):
+    """Returns a warning about the images `left_out`, of which the first have these `flaws`."""
+    unusable = "1 unusable image" if len(left_out) == 1 else f"{len(left_out)} unusable images"
+    listed = ", ".join(f"{name} ({flaw})" for name, flaw in zip(left_out, flaws))
+    n_others = len(left_out) - len(flaws)
+    return f"{unusable} without a row: {listed}" + (f", and {n_others} more" if n_others else "")
+
+
 def paths_of(images, what):
     """Returns a path or several as a list; raises TypeError for anything else. `what` names the argument."""
     given = _as_list(images)
