@@ -462,6 +462,11 @@ fn a_run_in_python_is_scored_exported_reported_and_listed() {
          ocelli.export(run, 'out/backbone.safetensors', overwrite=True)\n\
          page = ocelli.report(run, '--no-pictures', out='page.html')\n\
          assert page.read_text().startswith('<'), page\n\
+         page = ocelli.report(checkpoint=run, images='data', out='weights')\n\
+         assert page.parent.name == 'weights' and page.read_text().startswith('<'), page\n\
+         assert page == ocelli.report(checkpoint=run, images=['data'], out='weights', overwrite=True)\n\
+         flags = ['--checkpoint', run, '--images', 'data', '--out', 'flags']\n\
+         assert ocelli.report([], *flags).name == page.name\n\
          listed = ocelli.runs('runs')\n\
          assert isinstance(listed, list) and listed[0]['total_steps'] == 4, listed\n\
          assert 'finished' in str(listed) and '<td>finished</td>' in listed._repr_html_()\n\

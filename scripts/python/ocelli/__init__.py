@@ -227,15 +227,26 @@ def export(path, out, *flags, format=None, precision=None, overwrite=False, show
     return [Path(file) for file in _answer(_run(*command, show_progress=show_progress))["files"]]
 
 
-def report(workdirs, *flags, out=None, show_progress=True):
-    """Writes one HTML page about a run, or about several side by side, and returns its path.
+def report(workdirs=(), *flags, checkpoint=None, images=None, out=None, overwrite=False, show_progress=True):
+    """Writes one HTML page about a run, about several side by side, or about weights, and returns its path.
 
-    The page of one run is `report.html` in its work directory, unless `out` is given.
+    `workdirs` is a run or a list of them, whose page shows their own images or `images`. The page of one run is
+    `report.html` in its work directory, unless `out` is given. Without `workdirs`, the page shows `images` by the
+    weights `checkpoint`, as for `load`; `out` is then the folder for the page and its pictures, and `overwrite`
+    replaces those of an earlier report.
     """
-    command = ["report", *paths_of(workdirs, "workdirs"), "--json", *flags]
+    command = ["report", *paths_of(workdirs, "workdirs")]
+    if checkpoint is not None:
+        command += ["--checkpoint", checkpoint]
+    if images is not None:
+        command += ["--images", *paths_of(images, "images")]
     if out is not None:
         command += ["--out", out]
-    return Path(_answer(_run(*command, show_progress=show_progress))["file"])
+    if overwrite:
+        command.append("--overwrite")
+    answer = _answer(_run(*command, "--json", *flags, show_progress=show_progress))
+    # Of weights, the page is the first of several files.
+    return Path(answer["file"] if "file" in answer else answer["files"][0])
 
 
 class Runs(list):
