@@ -489,6 +489,32 @@ fn a_run_in_python_is_scored_exported_reported_and_listed() {
     assert_eq!(scores["networks"]["teacher"]["knn_10"]["accuracy"].to_string(), lines[1]);
 }
 
+/// The table has the score of a run with its course, or else its search of views, as in the program.
+#[test]
+fn the_table_of_runs_in_python_has_the_scores_of_the_program() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(80);
+    let code = format!(
+        "{START}\
+         ocelli.pretrain('tiny.toml', 'data', 'runs/scored', settings=settings, show_progress=False)\n\
+         ocelli.probe('runs/scored', None, 'data', '--leave-one-out', protocols='knn', show_progress=False)\n\
+         settings['optim'] = {{'batch_size': 16, 'length': {{'steps': 400}}}}\n\
+         del settings['optim.length']\n\
+         ocelli.pretrain('tiny.toml', 'data', 'runs/views', settings=settings, show_progress=False)\n\
+         runs = ocelli.runs('runs')\n\
+         lines = str(runs).splitlines()\n\
+         scored, views = runs\n\
+         assert lines[1].count('knn_') == 1 and views['best'] is None, lines\n\
+         assert 'score: first → best → last' in lines[0], lines\n\
+         assert ' → ' in views['learning']['course']\n\
+         program = ocelli._run('runs', 'runs')\n\
+         scores = [scored['best']['metric'] + ' ' + scored['best']['course'], 'views ' + views['learning']['course']]\n\
+         for line, score in zip(lines[1:], scores):\n    \
+             assert score in line and score in program and score in runs._repr_html_(), (score, line, program)\n"
+    );
+    module.run(&world, &code);
+}
+
 /// A message is printed once, with its level. In a notebook the line of progress is drawn over itself,
 /// and no message is lost in it; elsewhere it is a line of a log.
 #[test]

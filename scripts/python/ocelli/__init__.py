@@ -255,7 +255,7 @@ class Runs(list):
     `pandas.DataFrame(runs)` is the same as a data frame.
     """
 
-    #: Columns of the table: a heading, and the key of the dictionaries.
+    #: Columns of the table: a heading, and the key of the dictionaries or of `_shown`.
     _COLUMNS = (
         ("run", "workdir"),
         ("method", "method"),
@@ -263,14 +263,15 @@ class Runs(list):
         ("step", "step"),
         ("of", "total_steps"),
         ("loss", "loss"),
-        ("best score", "best"),
+        ("score: first → best → last", "score"),
         ("state", "state"),
     )
 
     def _rows(self):
         rows = [[heading for heading, _ in self._COLUMNS]]
         for run in self:
-            rows.append([_cell(run.get(key, run.get("error") if key == "state" else None)) for _, key in self._COLUMNS])
+            shown = _shown(run)
+            rows.append([_cell(shown.get(key)) for _, key in self._COLUMNS])
         return rows
 
     def __str__(self):
@@ -289,11 +290,21 @@ class Runs(list):
         return "<table>" + "".join(lines) + "</table>"
 
 
+def _shown(run):
+    """Returns a run with its `score`, or else its search of views, as text; its state may be an error."""
+    shown = {"state": run.get("error"), **run}
+    best = run.get("best")
+    learning = run.get("learning")
+    if best is not None:
+        shown["score"] = f"{best['metric']} {best['course']}"
+    elif learning is not None:
+        shown["score"] = f"views {learning['course']}"
+    return shown
+
+
 def _cell(value):
     if value is None:
         return "-"
-    if isinstance(value, dict):
-        return f"{value['metric']} {value['value']:.1f}"
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
@@ -301,7 +312,8 @@ def runs(folder):
     """Returns the runs below `folder` as `Runs`: a list of dictionaries that is printed as a table.
 
     A dictionary has the keys of `ocelli runs --json`: workdir, name, method, backbone, step, total_steps, loss, best,
-    state and more; or workdir and error for a run of another release.
+    learning, state and more; or workdir and error for a run of another release. The table shows the search of views,
+    `learning`, of a run without the score of a probe.
     """
     return Runs(_answer(_run("runs", folder, "--json")))
 

@@ -187,8 +187,8 @@ def _pixels_of_pil(image, expression):
         return np.asarray(image).astype(np.uint16)
     if image.mode.startswith(("I", "F")):
         raise TypeError(
-            f"{expression} is an image of PIL of mode {image.mode}, whose range is not known: embed the file it is from, "
-            "or scale it to 8 bits yourself"
+            f"{expression} is an image of PIL of mode {image.mode}, whose range is not known: embed the file it is "
+            "from, or scale it to 8 bits yourself"
         )
     return np.asarray(image.convert("RGB"))
 
