@@ -6,7 +6,6 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::libraries::python;
-use crate::messages::check_message;
 use crate::support::{World, json_of, metrics, ok, program, wait_for, wait_for_end};
 
 /// A folder with the module `ocelli`, as the wheel has it.
@@ -200,7 +199,7 @@ fn errors_in_python_have_the_kind_and_the_code_of_the_program() {
     let code = format!(
         "{START}\
          failures = [\n    \
-             (ocelli.DataError, 3, lambda: ocelli.pretrain('tiny.toml', 'nowhere.tar', 'run')),\n    \
+             (ocelli.ConfigurationError, 2, lambda: ocelli.pretrain('tiny.toml', 'nowhere.tar', 'run')),\n    \
              (ocelli.ConfigurationError, 2, lambda: ocelli.pretrain('tiny.toml', 'data', 'run', '--no-such-flag')),\n    \
              (ocelli.NotFiniteError, 78, lambda: ocelli.pretrain('tiny.toml', 'data', 'nan', '--inject-fault', \
              'nan:rank=0,step=0', settings={{'optim.length': {{'steps': 1}}}})),\n    \
@@ -216,7 +215,7 @@ fn errors_in_python_have_the_kind_and_the_code_of_the_program() {
                  print(kind.__name__)\n"
     );
     let output = module.run(&world, &code);
-    assert_eq!(output, "DataError\nConfigurationError\nNotFiniteError\nDataError\n");
+    assert_eq!(output, "ConfigurationError\nConfigurationError\nNotFiniteError\nDataError\n");
 }
 
 /// Value of red, green or blue of image `i` at a pixel.
@@ -260,18 +259,186 @@ fn arrays_and_pil_images_are_embedded_like_files() {
          if Image:\n    \
              other, names = ocelli.embed(run, [Image.fromarray(image) for image in array])\n    \
              assert (other == features).all() and names == ['0', '1', '2'], names\n\
-         for wrong in [array.astype('float32') / 255, array.transpose(0, 3, 1, 2), array[..., 0], [None], []]:\n    \
-             try:\n        \
-                 ocelli.embed(run, wrong)\n    \
-             except (TypeError, ValueError) as error:\n        \
-                 print(error)\n\
-         try:\n    \
-             ocelli.pretrain('tiny.toml', array, 'other')\n\
-         except TypeError as error:\n    \
-             print(error)\n"
+         other, names = ocelli.embed(run, numpy.array(['0.png', '2.png']))\n\
+         assert (other == features[[0, 2]]).all()\n"
+    );
+    module.run(&world, &code);
+}
+
+/// A folder is images if it has any, and else shards; a path that exists is no pattern.
+#[test]
+fn a_folder_of_images_is_not_taken_for_shards() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    world.extract("files");
+    let code = format!(
+        "{START}\
+         import pathlib, shutil, warnings\n\
+         settings['optim.length'] = {{'steps': 1}}\n\
+         run = ocelli.pretrain('tiny.toml', 'data', 'run', settings=settings, show_progress=False)\n\
+         images = sorted(pathlib.Path('files/train-000000').glob('*.jpg'))\n\
+         shard = 'data/train-000000.tar'\n\
+         for folder, n in [('mixed/cat', 5), ('ph {{a}}', 3)]:\n    \
+             pathlib.Path(folder).mkdir(parents=True)\n    \
+             for image in images[:n]:\n        \
+                 shutil.copy(image, folder)\n\
+         shutil.copy(shard, 'mixed/backup.tar')\n\
+         shutil.copy(images[0], 'one {{a}}.jpg')\n\
+         def n_rows(images):\n    \
+             with warnings.catch_warnings(record=True) as caught:\n        \
+                 warnings.simplefilter('always')\n        \
+                 features, names = ocelli.embed(run, images, show_progress=False)\n    \
+             assert len(features) == len(names), names\n    \
+             for warning in caught:\n        \
+                 assert warning.filename == '<string>', warning\n    \
+             return len(names), [str(warning.message) for warning in caught]\n\
+         n, warned = n_rows('mixed')\n\
+         assert n == 5 and len(warned) == 1 and 'backup.tar' in warned[0], (n, warned)\n\
+         assert n_rows('ph {{a}}') == (3, [])\n\
+         assert n_rows('one {{a}}.jpg') == (1, [])\n\
+         for shards in ['data', shard, 'mixed/backup.tar', 'data/train-{{000000..000000}}.tar', 'data/*.tar']:\n    \
+             assert n_rows(shards) == (24, []), shards\n\
+         shutil.copy(images[0], 'data/pairs.png')\n\
+         assert n_rows('data') == (24, []), 'a picture of the program is not an image'\n\
+         print(sorted(ocelli._images._IMAGES))\n"
     );
     let output = module.run(&world, &code);
-    check_message("python::arrays_and_pil_images_are_embedded_like_files", &output);
+    for extension in pipeline::shard::IMAGE_EXTENSIONS {
+        let is_known = output.contains(&format!("'.{extension}'"));
+        // An array may be features, and the others are extensions after a point in the name.
+        assert!(is_known || extension == "npy" || extension.contains('.'), "{extension}: {output}");
+    }
+}
+
+/// Images without a row are named by a warning of Python, with the reason.
+#[test]
+fn images_that_cannot_be_used_are_named_by_a_warning() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    world.extract("files");
+    let code = format!(
+        "{START}\
+         import glob, warnings\n\
+         settings['optim.length'] = {{'steps': 1}}\n\
+         run = ocelli.pretrain('tiny.toml', 'data', 'run', settings=settings, show_progress=False)\n\
+         images = sorted(glob.glob('files/train-000000/*.jpg'))\n\
+         open('text.png', 'w').write('no image')\n\
+         def warned(images):\n    \
+             with warnings.catch_warnings(record=True) as caught:\n        \
+                 warnings.simplefilter('always')\n        \
+                 features, names = ocelli.embed(run, images, show_progress=False)\n    \
+             assert len(features) == len(names) == 2, names\n    \
+             return [str(warning.message) for warning in caught]\n\
+         assert warned(images[:2]) == []\n\
+         message, = warned([images[0], 'nope.png', images[1], 'text.png'])\n\
+         assert message.startswith('2 unusable images without a row: '), message\n\
+         assert 'nope.png (it is missing), ' in message and 'text.png (cannot decode' in message, message\n\
+         message, = warned(images[:2] + [f'gone{{i}}.png' for i in range(9)])\n\
+         assert 'gone4.png' in message and message.endswith(', and 4 more'), message\n"
+    );
+    module.run(&world, &code);
+}
+
+/// An image of PIL with 16 bits has the features of its file. One whose range is not known is refused.
+#[test]
+fn pil_images_of_more_than_8_bits_are_embedded_like_files_or_refused() {
+    let Some(module) = Module::new() else { return };
+    if python("PIL").is_none() {
+        return;
+    }
+    let world = World::new(24);
+    let image = image::ImageBuffer::from_fn(20, 18, |x, y| image::Luma([(x * 3_000 + y * 300) as u16]));
+    image.save(world.path("deep.png")).unwrap();
+    let code = format!(
+        "{START}\
+         import numpy\n\
+         from PIL import Image\n\
+         settings['optim.length'] = {{'steps': 1}}\n\
+         run = ocelli.pretrain('tiny.toml', 'data', 'run', settings=settings, show_progress=False)\n\
+         y, x = numpy.indices((18, 20))\n\
+         image = Image.fromarray((x * 3000 + y * 300).astype('uint16'))\n\
+         assert image.mode == 'I;16', image.mode\n\
+         features, names = ocelli.embed(run, 'deep.png')\n\
+         assert (ocelli.embed(run, [image])[0] == features).all()\n\
+         for mode in ['I', 'F']:\n    \
+             try:\n        \
+                 ocelli.embed(run, [image.convert(mode)])\n        \
+                 raise AssertionError(mode)\n    \
+             except TypeError as error:\n        \
+                 assert f'of mode {{mode}}' in str(error) and 'embed the file' in str(error), error\n"
+    );
+    module.run(&world, &code);
+}
+
+/// The error about arrays of other shapes and types names what came, and an expression that repairs it.
+#[test]
+fn arrays_of_other_shapes_and_types_are_refused_with_what_to_do() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(4);
+    let code = "import numpy, ocelli\n\
+         def refused(images):\n    \
+             try:\n        \
+                 ocelli.embed('run', images)\n    \
+             except (TypeError, ValueError) as error:\n        \
+                 return str(error)\n\
+         images = numpy.zeros((4, 32, 30, 3), 'uint8')\n\
+         gray = images[..., 0]\n\
+         planes = images.transpose(0, 3, 1, 2)\n\
+         cases = [\n    \
+             (planes, 'uint8 of shape [4, 3, 32, 30]', 'images.transpose(0, 2, 3, 1)'),\n    \
+             (planes[0], 'uint8 of shape [3, 32, 30]', 'images.transpose(1, 2, 0)'),\n    \
+             (gray, 'uint8 of shape [4, 32, 30]', 'numpy.stack([images] * 3, axis=-1)'),\n    \
+             (gray[0], 'uint8 of shape [32, 30]', 'numpy.stack([images] * 3, axis=-1)'),\n    \
+             (gray[:, None], 'uint8 of shape [4, 1, 32, 30]', 'numpy.stack([images[:, 0]] * 3, axis=-1)'),\n    \
+             (gray[..., None], 'uint8 of shape [4, 32, 30, 1]', 'numpy.repeat(images, 3, axis=-1)'),\n    \
+             (images / 255, 'float64 of shape [4, 32, 30, 3]', '(255 * images).round().astype(\\'uint8\\')'),\n    \
+             (images.astype('uint16'), 'uint16 of shape', '(images >> 8).astype(\\'uint8\\')'),\n\
+         ]\n\
+         for wrong, what, remedy in cases:\n    \
+             message = refused(wrong)\n    \
+             assert '[N, H, W, 3]' in message and 'images is ' + what in message and remedy in message, message\n    \
+             ocelli._images.checked_array(eval(remedy, {'images': wrong, 'numpy': numpy}), 'images')\n\
+         assert 'numpy.stack([images[1]] * 3' in refused([images[0], gray[0]])\n\
+         assert 'images[0] must be one image' in refused([images])\n\
+         assert 'images[1] is None' in refused(['0.png', None])\n\
+         assert 'images[0] is 0.5' in refused(numpy.array([0.5]))\n\
+         assert refused([]) == 'images is empty'\n";
+    module.run(&world, code);
+}
+
+/// Paths come as a list, or as a column of a data frame, which is no list but becomes one.
+#[test]
+fn columns_of_paths_are_lists_of_paths() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    let code = format!(
+        "{START}\
+         import numpy, pathlib\n\
+         class Column:\n    \
+             ndim = 1\n    \
+             def __init__(self, values):\n        \
+                 self.values, self.shape = values, (len(values),)\n    \
+             def tolist(self):\n        \
+                 return list(self.values)\n\
+         shard = 'data/train-000000.tar'\n\
+         columns = [[shard], Column([shard]), numpy.array([shard]), numpy.array([pathlib.Path(shard)])]\n\
+         for i, images in enumerate(columns):\n    \
+             ocelli.pretrain('tiny.toml', images, f'run{{i}}', settings=settings, show_progress=False)\n\
+         def refused(images):\n    \
+             try:\n        \
+                 ocelli.pretrain('tiny.toml', images, 'other')\n    \
+             except TypeError as error:\n        \
+                 return str(error)\n\
+         assert 'images[1] is nan' in refused(Column([shard, float('nan')]))\n\
+         assert 'only ocelli.embed takes images in memory' in refused(numpy.zeros((2, 8, 8, 3), 'uint8'))\n\
+         try:\n    \
+             import pandas\n\
+         except ImportError:\n    \
+             pandas = None\n\
+         if pandas:\n    \
+             ocelli.pretrain('tiny.toml', pandas.Series([shard]), 'series', settings=settings, show_progress=False)\n"
+    );
+    module.run(&world, &code);
 }
 
 /// A run is scored, exported, put on a page and listed; the numbers are those of the program.
@@ -295,6 +462,11 @@ fn a_run_in_python_is_scored_exported_reported_and_listed() {
          ocelli.export(run, 'out/backbone.safetensors', overwrite=True)\n\
          page = ocelli.report(run, '--no-pictures', out='page.html')\n\
          assert page.read_text().startswith('<'), page\n\
+         page = ocelli.report(checkpoint=run, images='data', out='weights')\n\
+         assert page.parent.name == 'weights' and page.read_text().startswith('<'), page\n\
+         assert page == ocelli.report(checkpoint=run, images=['data'], out='weights', overwrite=True)\n\
+         flags = ['--checkpoint', run, '--images', 'data', '--out', 'flags']\n\
+         assert ocelli.report([], *flags).name == page.name\n\
          listed = ocelli.runs('runs')\n\
          assert isinstance(listed, list) and listed[0]['total_steps'] == 4, listed\n\
          assert 'finished' in str(listed) and '<td>finished</td>' in listed._repr_html_()\n\
@@ -315,6 +487,32 @@ fn a_run_in_python_is_scored_exported_reported_and_listed() {
         ["probe", "--checkpoint", &run, "--train", &shard, "--test", &shard, "--protocol", "knn", "--json"];
     let scores = json_of(&world.ocelli(&args));
     assert_eq!(scores["networks"]["teacher"]["knn_10"]["accuracy"].to_string(), lines[1]);
+}
+
+/// The table has the score of a run with its course, or else its search of views, as in the program.
+#[test]
+fn the_table_of_runs_in_python_has_the_scores_of_the_program() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(80);
+    let code = format!(
+        "{START}\
+         ocelli.pretrain('tiny.toml', 'data', 'runs/scored', settings=settings, show_progress=False)\n\
+         ocelli.probe('runs/scored', None, 'data', '--leave-one-out', protocols='knn', show_progress=False)\n\
+         settings['optim'] = {{'batch_size': 16, 'length': {{'steps': 400}}}}\n\
+         del settings['optim.length']\n\
+         ocelli.pretrain('tiny.toml', 'data', 'runs/views', settings=settings, show_progress=False)\n\
+         runs = ocelli.runs('runs')\n\
+         lines = str(runs).splitlines()\n\
+         scored, views = runs\n\
+         assert lines[1].count('knn_') == 1 and views['best'] is None, lines\n\
+         assert 'score: first → best → last' in lines[0], lines\n\
+         assert ' → ' in views['learning']['course']\n\
+         program = ocelli._run('runs', 'runs')\n\
+         scores = [scored['best']['metric'] + ' ' + scored['best']['course'], 'views ' + views['learning']['course']]\n\
+         for line, score in zip(lines[1:], scores):\n    \
+             assert score in line and score in program and score in runs._repr_html_(), (score, line, program)\n"
+    );
+    module.run(&world, &code);
 }
 
 /// A message is printed once, with its level. In a notebook the line of progress is drawn over itself,
@@ -340,6 +538,22 @@ fn messages_in_python_are_shown_once() {
         let n_last = seen.iter().filter(|line| line.contains("step 4/4 ")).count();
         assert_eq!(n_last, usize::from(workdir != "quiet"), "{messages}");
         assert_eq!(messages.contains("report: "), workdir != "quiet", "{messages}");
+    }
+}
+
+/// Without progress, a verbose command still prints its notes, but no line of progress.
+#[test]
+fn a_verbose_command_in_python_prints_notes_without_progress() {
+    let Some(module) = Module::new() else { return };
+    let world = World::new(24);
+    for flag in ["-v", "--verbose", "--quiet"] {
+        let code = format!(
+            "{START}\
+             ocelli.pretrain('tiny.toml', 'data', 'run{flag}', '{flag}', settings=settings, show_progress=False)\n"
+        );
+        let (_, messages) = module.run_with_messages(&world, &code);
+        assert_eq!(messages.contains("report: "), flag != "--quiet", "{flag}: {messages}");
+        assert!(!messages.contains("step 4/4 "), "{flag}: {messages}");
     }
 }
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 from ocelli import _ocelli
@@ -21,7 +22,7 @@ from ocelli._errors import (
     RankError,
     error_of,
 )
-from ocelli._images import embed_flags, paths_of
+from ocelli._images import embed_flags, left_out_in_words, names_for_user, paths_of
 from ocelli._messages import Messages
 from ocelli._settings import set_flags
 
@@ -67,7 +68,8 @@ def program():
 def _run(*words, show_progress=False):
     """Runs a command, shows its messages, and returns its output; raises an `Error` if it fails."""
     with Messages(show_progress) as messages:
-        words = [_word(word) for word in (*words, *messages.flags())]
+        words = [_word(word) for word in words]
+        words += [_word(flag) for flag in messages.flags(words)]
         exit_code, text = _ocelli.run(words, messages.show)
     if exit_code != 0:
         raise error_of(exit_code, text)
@@ -170,21 +172,25 @@ def load(path, *flags):
 def embed(path, images, *flags, show_progress=True):
     """Returns the features of `images`, `[N, D]` float32, and their names in the same order.
 
-    `path` is a run, a checkpoint or weights, as for `load`. `images` is a folder, a list file or shards; or a sequence
-    of paths of images, of arrays `[H, W, 3]` of uint8 or of images of PIL; or one array `[N, H, W, 3]`. The names of
-    images in memory are their numbers from 0, as text; an image that cannot be read has no row. `flags` are passed to
-    `ocelli embed`, such as `"--patches"`.
+    `path` is a run, a checkpoint or weights, as for `load`. `images` is a folder, a list file or shards, where a folder
+    with images in it or below it is images, even if it also holds shards, which is warned of; or it is a sequence
+    of paths of images, of arrays `[H, W, 3]` of uint8 or of images of PIL; or one array `[N, H, W, 3]`. Images of PIL
+    have 8 bits, or 16 in mode `I;16`. The names of images in memory are their numbers from 0, as text; an image that
+    cannot be used has no row and is named by a warning. `flags` are passed to `ocelli embed`, such as `"--patches"`.
     """
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:
         inputs, names = embed_flags(images, folder)
         out = Path(folder) / "features.npy"
-        _run("embed", "--checkpoint", path, *inputs, "--out", out, *flags, show_progress=show_progress)
+        command = ["embed", "--checkpoint", path, *inputs, "--out", out, "--json", *flags]
+        answer = _answer(_run(*command, show_progress=show_progress))
+        if answer["left_out"]:
+            left_out = names_for_user(answer["left_out"], names, folder)
+            warnings.warn(left_out_in_words(left_out, answer["flaws"]), stacklevel=2)
         rows = [json.loads(row) for row in Path(f"{out}.rows.jsonl").read_text().splitlines()]
         found = [row.get("name", row.get("key")) for row in rows]
-        # Names of files in the folder of the list are relative to it.
-        return np.load(out), [names.get(str(Path(folder, name)), name) for name in found]
+        return np.load(out), names_for_user(found, names, folder)
 
 
 def probe(path, train, test, *flags, protocols=(), baseline=False, show_progress=True):
@@ -221,15 +227,26 @@ def export(path, out, *flags, format=None, precision=None, overwrite=False, show
     return [Path(file) for file in _answer(_run(*command, show_progress=show_progress))["files"]]
 
 
-def report(workdirs, *flags, out=None, show_progress=True):
-    """Writes one HTML page about a run, or about several side by side, and returns its path.
+def report(workdirs=(), *flags, checkpoint=None, images=None, out=None, overwrite=False, show_progress=True):
+    """Writes one HTML page about a run, about several side by side, or about weights, and returns its path.
 
-    The page of one run is `report.html` in its work directory, unless `out` is given.
+    `workdirs` is a run or a list of them, whose page shows their own images or `images`. The page of one run is
+    `report.html` in its work directory, unless `out` is given. Without `workdirs`, the page shows `images` by the
+    weights `checkpoint`, as for `load`; `out` is then the folder for the page and its pictures, and `overwrite`
+    replaces those of an earlier report.
     """
-    command = ["report", *paths_of(workdirs, "workdirs"), "--json", *flags]
+    command = ["report", *paths_of(workdirs, "workdirs")]
+    if checkpoint is not None:
+        command += ["--checkpoint", checkpoint]
+    if images is not None:
+        command += ["--images", *paths_of(images, "images")]
     if out is not None:
         command += ["--out", out]
-    return Path(_answer(_run(*command, show_progress=show_progress))["file"])
+    if overwrite:
+        command.append("--overwrite")
+    answer = _answer(_run(*command, "--json", *flags, show_progress=show_progress))
+    # Of weights, the page is the first of several files.
+    return Path(answer["file"] if "file" in answer else answer["files"][0])
 
 
 class Runs(list):
@@ -238,7 +255,7 @@ class Runs(list):
     `pandas.DataFrame(runs)` is the same as a data frame.
     """
 
-    #: Columns of the table: a heading, and the key of the dictionaries.
+    #: Columns of the table: a heading, and the key of the dictionaries or of `_shown`.
     _COLUMNS = (
         ("run", "workdir"),
         ("method", "method"),
@@ -246,14 +263,15 @@ class Runs(list):
         ("step", "step"),
         ("of", "total_steps"),
         ("loss", "loss"),
-        ("best score", "best"),
+        ("score: first → best → last", "score"),
         ("state", "state"),
     )
 
     def _rows(self):
         rows = [[heading for heading, _ in self._COLUMNS]]
         for run in self:
-            rows.append([_cell(run.get(key, run.get("error") if key == "state" else None)) for _, key in self._COLUMNS])
+            shown = _shown(run)
+            rows.append([_cell(shown.get(key)) for _, key in self._COLUMNS])
         return rows
 
     def __str__(self):
@@ -272,11 +290,21 @@ class Runs(list):
         return "<table>" + "".join(lines) + "</table>"
 
 
+def _shown(run):
+    """Returns a run with its `score`, or else its search of views, as text; its state may be an error."""
+    shown = {"state": run.get("error"), **run}
+    best = run.get("best")
+    learning = run.get("learning")
+    if best is not None:
+        shown["score"] = f"{best['metric']} {best['course']}"
+    elif learning is not None:
+        shown["score"] = f"views {learning['course']}"
+    return shown
+
+
 def _cell(value):
     if value is None:
         return "-"
-    if isinstance(value, dict):
-        return f"{value['metric']} {value['value']:.1f}"
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
@@ -284,7 +312,8 @@ def runs(folder):
     """Returns the runs below `folder` as `Runs`: a list of dictionaries that is printed as a table.
 
     A dictionary has the keys of `ocelli runs --json`: workdir, name, method, backbone, step, total_steps, loss, best,
-    state and more; or workdir and error for a run of another release.
+    learning, state and more; or workdir and error for a run of another release. The table shows the search of views,
+    `learning`, of a run without the score of a probe.
     """
     return Runs(_answer(_run("runs", folder, "--json")))
 

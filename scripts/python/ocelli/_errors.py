@@ -19,13 +19,13 @@ class CheckError(Error):
 
 
 class ConfigurationError(Error):
-    """A flag, the recipe or the work directory is invalid, or the model is too large for the machine."""
+    """A flag, the recipe or the work directory is invalid, a path does not exist, or the model is too large."""
 
     exit_code = 2
 
 
 class DataError(Error):
-    """A shard, a folder of images, weights, a checkpoint or the disk has a defect."""
+    """A shard, a folder of images, weights or a checkpoint exists and cannot be used, or the disk has a defect."""
 
     exit_code = 3
 

@@ -8,6 +8,9 @@ import sys
 _LIVE_S = 0.2
 _LOG_S = 30
 
+#: Flags of messages of the program, of which `--quiet` excludes the others and itself.
+_CHOICES = {"-q", "--quiet", "-v", "--verbose"}
+
 #: Characters of the bar, and of a line in a notebook, whose width is not known.
 _BAR_WIDTH = 20
 _NOTEBOOK_WIDTH = 120
@@ -16,7 +19,8 @@ _NOTEBOOK_WIDTH = 120
 class Messages:
     """Shows the messages of one command on `sys.stderr`, each once.
 
-    Without progress, only warnings are shown. It is a context manager, whose end removes an incomplete line of progress.
+    Without progress, only warnings are shown, unless the command is told to be verbose. It is a context manager, whose
+    end removes an incomplete line of progress.
     """
 
     def __init__(self, show_progress):
@@ -27,10 +31,12 @@ class Messages:
         #: Length of the line of progress that is on the screen.
         self.width = 0
 
-    def flags(self):
-        """Returns the flags with which the program writes the messages that `show` reads."""
+    def flags(self, words):
+        """Returns the flags with which the program, called with `words`, writes the messages that `show` reads."""
         flags = ["--log-format", "json", "--log-every", _LIVE_S if self.is_live else _LOG_S]
-        return flags if self.show_progress else [*flags, "--quiet"]
+        if not self.show_progress and _CHOICES.isdisjoint(words):
+            flags.append("--quiet")
+        return flags
 
     def __enter__(self):
         return self
@@ -44,6 +50,8 @@ class Messages:
         text = said["message"]
         if said["level"] != "info":
             text = f"{said['level']}: {text}"
+        if not self.show_progress and ("step" in said or "stage" in said):
+            return
         if "step" in said:
             self._show_progress(said["step"], said["total_steps"], text)
             if self.width and said["step"] == said["total_steps"]:

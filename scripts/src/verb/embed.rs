@@ -135,14 +135,17 @@ fn print_summary(args: &Args, embedded: &Embedded, mut line: Value) {
     let images = &embedded.images;
     let missing = embedded.missing();
     let left_out: Vec<String> = missing.iter().map(|index| image_name(images, *index)).collect();
+    let flaws: Vec<String> = missing.iter().take(NAMED).map(|index| image_flaw(images, *index)).collect();
     if !missing.is_empty() {
         let unusable = counted(missing.len() as u64, "unusable image");
-        out!("{unusable} without a row: {}", list_flaws(images, &missing));
+        out!("{unusable} without a row: {}", list_flaws(&left_out, &flaws));
     }
     if args.json {
         line["images"] = json!(embedded.table.len());
         line["undecodable"] = json!(missing.len());
         line["left_out"] = json!(left_out);
+        // Of the first of them.
+        line["flaws"] = json!(flaws);
         line["width"] = json!(embedded.table.columns.width());
         out!("{line}");
     }
@@ -155,18 +158,19 @@ fn image_name(images: &ImageSet, index: usize) -> String {
     }
 }
 
-/// Lists the first of the images `missing` in one line, each with its flaw.
-fn list_flaws(images: &ImageSet, missing: &[usize]) -> String {
+/// Returns why the image `index` has no row.
+fn image_flaw(images: &ImageSet, index: usize) -> String {
+    // An image may have been repaired since its features were computed.
+    let flaw = images.flaw(index).ok().flatten();
+    flaw.unwrap_or_else(|| "cached result; the image is readable now".into())
+}
+
+/// Lists the first of the images `left_out` in one line, each with its flaw.
+fn list_flaws(left_out: &[String], flaws: &[String]) -> String {
     let mut parts = Vec::new();
-    for index in missing.iter().take(NAMED) {
-        // An image may have been repaired since its features were computed.
-        let flaw = images
-            .flaw(*index)
-            .ok()
-            .flatten()
-            .unwrap_or_else(|| "cached result; the image is readable now".into());
-        parts.push(format!("{} ({})", one_line(&image_name(images, *index)), one_line(&flaw)));
+    for (name, flaw) in left_out.iter().zip(flaws) {
+        parts.push(format!("{} ({})", one_line(name), one_line(flaw)));
     }
-    let rest = if missing.len() > NAMED { ", …: pass --json to list all" } else { "" };
+    let rest = if left_out.len() > flaws.len() { ", …: pass --json to list all" } else { "" };
     format!("{}{rest}", parts.join(", "))
 }
