@@ -222,7 +222,7 @@ pub fn report_turned(dataset: &Dataset, rules: &DecodeRules) {
     }
     if n_turned > 0 {
         tracing::info!(
-            "{n_turned} of {} {} turned by their EXIF data, which is not applied, as in published recipes; to \
+            "{n_turned} of {} {} turned by EXIF data, which is not applied, as in published recipes; to \
              apply it, add --set data.apply_exif=true",
             counted(n_read, "inspected image"),
             if n_turned == 1 { "is" } else { "are" }

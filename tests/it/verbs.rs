@@ -217,11 +217,11 @@ fn a_run_is_probed_and_exported() {
     let evaluations = std::fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     let evaluations: Vec<Value> =
         evaluations.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let counts = [n_evaluations(&evaluations, 6), n_evaluations(&evaluations, 12), evaluations.len()];
-    assert_eq!(counts, [2, 2, 4], "each k of k-NN, at each step");
-    assert_eq!(evaluations[1]["accuracy"], rows[5]["probe/knn_20"]);
-    assert_eq!(evaluations[1]["test"]["set"], "data/train");
-    assert_eq!(evaluations[1]["about"]["network"], "teacher");
+    let counts = [0, 6, 12].map(|step: u64| n_evaluations(&evaluations, step));
+    assert_eq!((counts, evaluations.len()), ([2, 2, 2], 6), "each k of k-NN, at the start and at each step");
+    assert_eq!(evaluations[3]["accuracy"], rows[5]["probe/knn_20"]);
+    assert_eq!(evaluations[3]["test"]["set"], "data/train");
+    assert_eq!(evaluations[3]["about"]["network"], "teacher");
     for name in
         ["train/loss", "health/feature_std", "health/effective_rank", "health/teacher_entropy", "knobs/lr"]
     {

@@ -58,8 +58,8 @@ pub(crate) struct Args {
     /// read in place.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
-    /// Labeled shards to fit the in-training probe on. It runs at the end, and every
-    /// run.probe_every_steps steps.
+    /// Labeled shards to fit the in-training probe on. It runs before the first step, every
+    /// run.probe_every_steps steps, and at the end.
     #[arg(long, value_name = "PATH", num_args = 1.., requires = "probe_test")]
     probe_train: Vec<String>,
     /// Labeled shards to test the in-training probe on.
