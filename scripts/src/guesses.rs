@@ -4,8 +4,9 @@
 use std::error::Error;
 use std::path::Path;
 
-use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, Command};
+use report::shell_quote;
 use trainer::recipe::{Key, distinct_paths, keys, keys_named};
 
 /// Similarity from which a word is taken for a misspelled one.
@@ -16,6 +17,9 @@ const MOST_NAMES: usize = 8;
 
 /// Place of a value that was not typed.
 const VALUE: &str = "VALUE";
+
+/// Values with which other tools turn a switch off.
+const OFF: [&str; 4] = ["false", "no", "off", "0"];
 
 /// Extensions of files of weights.
 const WEIGHT_EXTENSIONS: [&str; 5] = ["safetensors", "pth", "pt", "bin", "onnx"];
@@ -305,9 +309,10 @@ const NEEDS: &[Need] = &[
     Need { flag: "workdir", commands: "", words: "a new folder for the run, such as runs/mine" },
     Need {
         flag: "checkpoint",
-        commands: "",
+        commands: "probe",
         words: "a run's work directory, or weights of another library (or --watch a run)",
     },
+    Need { flag: "checkpoint", commands: "", words: "a run's work directory, or weights of another library" },
     Need {
         flag: "train",
         commands: "probe",
@@ -399,13 +404,33 @@ impl Called<'_> {
         if self.name.is_empty() { "ocelli".into() } else { format!("ocelli {}", self.name) }
     }
 
-    /// Returns whether the command has the flag `--name`.
-    fn has_flag(&self, name: &str) -> bool {
-        let mut arguments = self.command.get_arguments();
-        arguments.any(|argument| {
+    /// Returns the flag `--name` of the command.
+    fn flag(&self, name: &str) -> Option<&Arg> {
+        self.command.get_arguments().find(|argument| {
             argument.get_long() == Some(name)
                 || argument.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
         })
+    }
+
+    /// Returns whether the command has the flag `--name`.
+    fn has_flag(&self, name: &str) -> bool {
+        self.flag(name).is_some()
+    }
+
+    /// Returns whether the flag `--name` of the command is a switch, which takes no value.
+    fn is_switch(&self, name: &str) -> bool {
+        self.flag(name).is_some_and(|flag| !flag.get_action().takes_values())
+    }
+
+    /// Returns the flag `--name` of the command as it is typed with `values`: with all of them, the
+    /// first or none, as the flag takes them.
+    fn with_values(&self, name: &str, values: &[&str]) -> String {
+        let taken = match self.flag(name) {
+            Some(_) if self.is_switch(name) => String::new(),
+            Some(flag) => taken_values(flag, values),
+            None => quoted(values),
+        };
+        format!("--{name}{taken}")
     }
 
     /// Returns whether the command has the short flag `-letter`.
@@ -463,6 +488,23 @@ fn is_flag(word: &str) -> bool {
     rest.len() < word.len() && rest.starts_with(|c: char| c.is_alphabetic())
 }
 
+/// Returns the values that `argument` takes, all or the first, as [`quoted`] does.
+fn taken_values(argument: &Arg, values: &[&str]) -> String {
+    let takes_several = argument.get_num_args().is_some_and(|range| range.max_values() > 1);
+    let n_taken = if takes_several { values.len() } else { values.len().min(1) };
+    quoted(&values[..n_taken])
+}
+
+/// Returns `values` as they are typed in a shell, each after a space.
+fn quoted(values: &[&str]) -> String {
+    let mut text = String::new();
+    for value in values {
+        text.push(' ');
+        text += &shell_quote(value);
+    }
+    text
+}
+
 /// Answers all flags that the command does not have; `None` if nothing is known of any of them.
 fn answer_flags(called: &Called<'_>) -> Option<String> {
     let unknown = called.unknown_flags();
@@ -486,7 +528,7 @@ fn answer_flags(called: &Called<'_>) -> Option<String> {
 fn answer_flag(flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
     let name = flag.typed.trim_start_matches('-').replace('_', "-").to_lowercase();
     if called.has_flag(&name) {
-        return Some(format!("use {}", with_value(&name, flag.values.first())));
+        return Some(format!("use {}", called.with_values(&name, &flag.values)));
     }
     for guess in FLAGS.iter().filter(|guess| lists(guess.names, " ", &name)) {
         if is_for(guess.commands, called)
@@ -532,17 +574,12 @@ fn apply(replacement: &Replacement, flag: &UnknownFlag<'_>, called: &Called<'_>)
                      prints one): {value} is not TOML"
                 ));
             }
-            Some(format!("use {}", with_value(name, flag.values.first())))
+            if called.is_switch(name) && OFF.contains(&value.to_lowercase().as_str()) {
+                return Some(format!("leave it out: --{name} is off unless it is given"));
+            }
+            Some(format!("use {}", called.with_values(name, &flag.values)))
         }
         Replacement::Words(text) => Some(text.replace(VALUE, value)),
-    }
-}
-
-/// Returns the flag `name` with the value that was typed, if there is one.
-fn with_value(name: &str, value: Option<&&str>) -> String {
-    match value {
-        Some(value) => format!("--{name} {value}"),
-        None => format!("--{name}"),
     }
 }
 
@@ -582,7 +619,7 @@ fn answer_argument(word: &str, called: &Called<'_>, recipes: &[&str]) -> Option<
         let corrected = answer_setting(word).unwrap_or_else(|| format!("--set {word}"));
         format!("use {corrected}")
     } else if let Some(name) = flag_of_path(word, called) {
-        format!("use --{name} {word}")
+        format!("use --{name} {}", shell_quote(word))
     } else {
         let names = nearest_recipes(word, recipes);
         let name = names.first().filter(|_| called.has_flag("recipe"))?;

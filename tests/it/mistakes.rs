@@ -2,7 +2,8 @@
 //! tools type them, files that are something else, and weights, runs and images that do not fit.
 //!
 //! An entry is a line `$ ocelli …`, and a line with the exit code and the words that the answer
-//! must have, separated by bars. All commands are run in one folder.
+//! must have, separated by bars; those after `without` it must not have. All commands are run in one
+//! folder.
 
 use std::fs;
 use std::path::Path;
@@ -21,6 +22,8 @@ struct Mistake {
     code: i32,
     /// Texts that the answer has.
     words: Vec<String>,
+    /// Texts that it does not have.
+    absent: Vec<String>,
 }
 
 /// Reads the entries.
@@ -37,9 +40,16 @@ fn read_mistakes() -> Vec<Mistake> {
         let answer = lines.next().unwrap();
         let mut parts = answer.split(" | ");
         let code = parts.next().unwrap().parse().unwrap_or_else(|_| panic!("no exit code: {answer}"));
-        let words: Vec<String> = parts.map(str::to_string).collect();
+        let mut words = Vec::new();
+        let mut absent = Vec::new();
+        for part in parts {
+            match part.strip_prefix("without ") {
+                Some(part) => absent.push(part.to_string()),
+                None => words.push(part.to_string()),
+            }
+        }
         assert!(!words.is_empty(), "no words for {command}");
-        mistakes.push(Mistake { command: command.to_string(), code, words });
+        mistakes.push(Mistake { command: command.to_string(), code, words, absent });
     }
     mistakes
 }
@@ -123,6 +133,11 @@ fn check(world: &World, mistake: &Mistake) -> Option<String> {
     for words in &mistake.words {
         if !answer.contains(words) {
             faults.push(format!("without {words:?}"));
+        }
+    }
+    for words in &mistake.absent {
+        if answer.contains(words) {
+            faults.push(format!("with {words:?}"));
         }
     }
     if faults.is_empty() {
