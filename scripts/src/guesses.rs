@@ -7,6 +7,7 @@ use std::path::Path;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
 use report::shell_quote;
+use trainer::estimate::GPUS;
 use trainer::recipe::{Key, distinct_paths, keys, keys_named};
 
 /// Similarity from which a word is taken for a misspelled one.
@@ -42,8 +43,18 @@ enum Replacement {
     Key(&'static str),
     /// The first of these flags that the command has, separated by spaces.
     Flag(&'static str),
+    /// The argument that the command takes without a flag.
+    Argument,
+    /// The number of ranks of a plan, from that of GPUs, or the GPU that is named.
+    Ranks,
+    /// The number of ranks of a plan, from those of nodes and of the ranks of a node.
+    Nodes,
+    /// The GPU of a plan.
+    Gpu,
     /// A sentence; `VALUE` in it is the value that was typed.
     Words(&'static str),
+    /// A sentence for the commands that have a flag.
+    WordsWith { flag: &'static str, text: &'static str },
 }
 
 const fn key(names: &'static str, path: &'static str) -> FlagGuess {
@@ -62,10 +73,45 @@ const fn words(commands: &'static str, names: &'static str, text: &'static str) 
     FlagGuess { names, commands, replacement: Replacement::Words(text) }
 }
 
+const fn words_with(flag: &'static str, names: &'static str, text: &'static str) -> FlagGuess {
+    FlagGuess { names, commands: "", replacement: Replacement::WordsWith { flag, text } }
+}
+
+const fn replace(commands: &'static str, names: &'static str, replacement: Replacement) -> FlagGuess {
+    FlagGuess { names, commands, replacement }
+}
+
 /// Commands that train.
 const TRAINING: &str = "pretrain, quickstart";
 
-/// Flags of DINO, DINOv2, timm, lightly, VISSL, MoCo, MAE, Lightning, transformers and torchrun.
+/// Commands that take runs without a flag.
+const OF_RUNS: &str = "report, runs, track";
+
+/// Commands that take shards or images without a flag.
+const OF_SHARDS: &str = "shards pack, shards verify, shards ls, shards index, shards stats, shards \
+                         contact-sheet, shards resize, shards filter, shards dedup, shards reshard, shards \
+                         split, shards subset, shards extract, bench loader";
+
+/// Flags for images.
+const DATA: &str = "data data-dir data-path data-root dataset dataset-path train-data train-path train-dir \
+                    train root input input-dir i d images image-dir image-folder img-dir path folder \
+                    source-dir shards tars url urls trainset";
+
+/// Flags for the number of GPUs, of those of a node if there is another for the number of nodes.
+const N_GPUS: &str = "gpus num-gpus ngpus n-gpus devices num-devices";
+
+/// Flags for the number of nodes.
+const NODES: &str = "nodes nnodes num-nodes n-nodes";
+
+/// Flags for the number of ranks of a node.
+const PER_NODE: &str = "nproc-per-node nproc gpus-per-node ranks-per-node tasks-per-node ntasks-per-node";
+
+/// Answer to flags with which other tools start ranks.
+const LAUNCHERS: &str = "each GPU or rank is a process of its own, which a launcher starts: mpirun -n N \
+                         ocelli …, or torchrun --no-python --nproc-per-node N ocelli … (docs/ranks.md)";
+
+/// Flags of DINO, DINOv2, timm, lightly, VISSL, MoCo, MAE, Lightning, transformers and torchrun. An
+/// answer for the command comes before one for all.
 const FLAGS: &[FlagGuess] = &[
     // Optimizer.
     key("lr learning-rate base-lr blr max-lr peak-lr", "optim.lr"),
@@ -141,28 +187,40 @@ const FLAGS: &[FlagGuess] = &[
          dump-path work-dir run-dir checkpoint-dir result-dir default-root-dir out workdir dest destination",
         "workdir out",
     ),
-    flag(
-        "data data-dir data-path data-root dataset dataset-path train-data train-path train-dir train root \
-         input input-dir i d images image-dir image-folder img-dir path folder source-dir shards tars url \
-         urls trainset",
-        "shards images train",
+    replace(
+        OF_RUNS,
+        "workdir work-dir run run-dir experiment-dir exp-dir checkpoint-dir ckpt-dir log-dir logdir path \
+         folder dir root input input-dir i d w",
+        Replacement::Argument,
     ),
+    replace(
+        "runs, track",
+        "checkpoint ckpt out out-dir output output-dir o save-dir dump-path result-dir default-root-dir",
+        Replacement::Argument,
+    ),
+    flag(DATA, "shards images train"),
+    replace(OF_SHARDS, DATA, Replacement::Argument),
+    words("plan", DATA, "a plan opens no images: give their number with --images N"),
+    flag_of("plan", "num-images n-images dataset-size n-samples num-samples", "images"),
+    flag("n num limit max-images num-images n-images", "count n-images"),
     flag("val val-dir val-data test-dir test-data testset test", "test probe-test"),
-    flag("config config-file config-name cfg conf c yaml", "recipe"),
+    flag("config config-file config-name cfg conf c yaml r", "recipe"),
+    flag_of(TRAINING, "w", "workdir"),
     flag(
-        "pretrained pretrained-weights weights init-weights init-from load load-from model-path ckpt \
+        "pretrained pretrained-weights weight weights init-weights init-from load load-from model-path ckpt \
          ckpt-path checkpoint checkpoint-path finetune w",
         "checkpoint init",
     ),
     flag("force f overwrite replace yes y", "overwrite"),
-    flag("n-last-blocks n-blocks layers num-last-layers", "levels"),
+    flag_of("export, runs", "f", "format"),
+    flag_of("embed", "n-last-blocks n-blocks layers num-last-layers", "levels"),
     flag("avgpool avgpool-patchtokens avg-pool", "average"),
     flag("label-col label-key labels", "label-column"),
     flag("image-col image-key", "image-column"),
     flag("dump-features save-features features-out", "out"),
     flag("max-samples maxcount shard-size samples", "samples-per-shard"),
     flag("maxsize max-shard-size", "bytes-per-shard"),
-    words("", "gpu cuda accelerator use-gpu g", "use --device cuda, or cuda:N for GPU number N"),
+    words_with("device", "gpu cuda accelerator use-gpu g", "use --device cuda, or cuda:N for GPU number N"),
     flag("like-image query queries q", "like"),
     flag("similarity sim thresh thr epsilon", "threshold"),
     // Scores.
@@ -181,7 +239,7 @@ const FLAGS: &[FlagGuess] = &[
     ),
     words(
         TRAINING,
-        "eval evaluate knn linear-eval val validate",
+        "eval evaluate knn linear-eval validate",
         "give labeled shards with --probe-train and --probe-test to score while training, or run `ocelli \
          probe` afterwards",
     ),
@@ -190,19 +248,25 @@ const FLAGS: &[FlagGuess] = &[
     // Starts of runs.
     words(
         TRAINING,
-        "resume auto-resume resume-from resume-from-checkpoint continue no-resume r restart",
+        "resume auto-resume resume-from resume-from-checkpoint continue no-resume restart",
         "the same command resumes the run in its --workdir; --fork RUN begins another run with its \
          checkpoint, --init WEIGHTS with its weights alone",
     ),
-    flag("gpus num-gpus ngpus n-gpus nproc-per-node world-size nodes nnodes", "ranks"),
-    words(
-        "",
-        "gpus num-gpus ngpus n-gpus nproc-per-node nproc world-size devices num-devices nodes nnodes \
-         num-nodes n np strategy distributed ddp dist-url multiprocessing-distributed launcher rank \
+    replace("plan", N_GPUS, Replacement::Ranks),
+    flag_of("plan", "world-size np n", "ranks"),
+    replace("plan", NODES, Replacement::Nodes),
+    replace("plan", PER_NODE, Replacement::Nodes),
+    replace("plan", "gpu-name gpu-type gpu-model accelerator device", Replacement::Gpu),
+    words_with("engine", N_GPUS, LAUNCHERS),
+    words_with("engine", NODES, LAUNCHERS),
+    words_with("engine", PER_NODE, LAUNCHERS),
+    words_with(
+        "engine",
+        "world-size np strategy distributed ddp dist-url multiprocessing-distributed launcher rank \
          local-rank",
-        "each GPU or rank is a process of its own, which a launcher starts: mpirun -n N ocelli …, or \
-         torchrun --no-python --nproc-per-node N ocelli … (docs/ranks.md)",
+        LAUNCHERS,
     ),
+    words("pretrain, quickstart, embed, doctor, bench shard", "n", LAUNCHERS),
     words(
         TRAINING,
         "wandb use-wandb wandb-project project tensorboard logger report-to mlflow",
@@ -472,6 +536,27 @@ impl Called<'_> {
         unknown
     }
 
+    /// Returns the value of the first flag that was typed with one of `names`, separated by spaces.
+    fn typed_value(&self, names: &str) -> Option<&str> {
+        for (index, word) in self.rest.iter().enumerate() {
+            if !is_flag(word) {
+                continue;
+            }
+            let mut parts = word.splitn(2, '=');
+            let name = plain_name(parts.next().unwrap_or_default());
+            if lists(names, " ", &name) {
+                let following = self.rest.get(index + 1).filter(|word| !is_flag(word));
+                return parts.next().or(following.map(String::as_str));
+            }
+        }
+        None
+    }
+
+    /// Returns the value of the first flag that was typed with one of `names`, if it is a number.
+    fn typed_number(&self, names: &str) -> Option<u64> {
+        self.typed_value(names)?.parse().ok()
+    }
+
     /// Returns whether the command has the flag that `word` begins with.
     fn has(&self, word: &str) -> bool {
         let name = word.split('=').next().unwrap_or_default();
@@ -526,12 +611,15 @@ fn answer_flags(called: &Called<'_>) -> Option<String> {
 
 /// Returns what takes the place of a flag that the command does not have.
 fn answer_flag(flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
-    let name = flag.typed.trim_start_matches('-').replace('_', "-").to_lowercase();
+    let name = plain_name(flag.typed);
     if called.has_flag(&name) {
         return Some(format!("use {}", called.with_values(&name, &flag.values)));
     }
-    for guess in FLAGS.iter().filter(|guess| lists(guess.names, " ", &name)) {
-        if is_for(guess.commands, called)
+    let own = FLAGS.iter().filter(|guess| !guess.commands.is_empty());
+    let others = FLAGS.iter().filter(|guess| guess.commands.is_empty());
+    for guess in own.chain(others) {
+        if lists(guess.names, " ", &name)
+            && is_for(guess.commands, called)
             && let Some(answer) = apply(&guess.replacement, flag, called)
         {
             return Some(answer);
@@ -546,6 +634,11 @@ fn answer_flag(flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
     let flags = called.command.get_arguments().filter_map(|argument| argument.get_long());
     let nearest = nearest(&name, flags)?;
     Some(format!("did you mean --{nearest}?"))
+}
+
+/// Returns the name of a flag or a key in lower case and with hyphens, but without those in front.
+fn plain_name(typed: &str) -> String {
+    typed.trim_start_matches('-').replace('_', "-").to_lowercase()
 }
 
 /// Returns whether `name` is one of `names`, which are separated by `separator`.
@@ -579,8 +672,73 @@ fn apply(replacement: &Replacement, flag: &UnknownFlag<'_>, called: &Called<'_>)
             }
             Some(format!("use {}", called.with_values(name, &flag.values)))
         }
+        Replacement::Argument => {
+            let argument = called.command.get_positionals().next()?;
+            let typed = taken_values(argument, &flag.values);
+            if typed.is_empty() {
+                return Some("it is given without a flag".into());
+            }
+            Some(format!("it is given without a flag: `{}{typed}`", called.full_name()))
+        }
+        Replacement::Ranks => Some(answer_ranks(flag, called)),
+        Replacement::Nodes => Some(answer_nodes(called)),
+        Replacement::Gpu => Some(answer_gpu(value)),
         Replacement::Words(text) => Some(text.replace(VALUE, value)),
+        Replacement::WordsWith { flag, text } => {
+            if !called.has_flag(flag) {
+                return None;
+            }
+            Some(text.replace(VALUE, value))
+        }
     }
+}
+
+/// Answers a flag for the number of GPUs of a plan, with which other tools also name their GPU.
+fn answer_ranks(flag: &UnknownFlag<'_>, called: &Called<'_>) -> String {
+    let Some(first) = flag.values.first() else { return "use --ranks N".into() };
+    let is_number = first.parse::<u64>().is_ok();
+    if !is_number || GPUS.iter().any(|gpu| gpu.name == *first) {
+        return answer_gpu(first);
+    }
+    if called.typed_value(NODES).is_some() {
+        return answer_nodes(called);
+    }
+    format!("use {}", called.with_values("ranks", &flag.values))
+}
+
+/// Answers a flag for the number of nodes of a plan, or for that of the ranks of a node.
+fn answer_nodes(called: &Called<'_>) -> String {
+    let n_nodes = called.typed_number(NODES);
+    let per_node = called.typed_number(PER_NODE).or_else(|| called.typed_number(N_GPUS));
+    match (n_nodes, per_node) {
+        (Some(n_nodes), Some(per_node)) => {
+            format!("use --ranks {} --ranks-per-node {per_node}", n_nodes.saturating_mul(per_node))
+        }
+        (Some(n_nodes), None) => format!(
+            "--ranks is the number of nodes, {n_nodes}, times --ranks-per-node: use --ranks {} \
+             --ranks-per-node 8 for nodes of 8 GPUs",
+            n_nodes.saturating_mul(8)
+        ),
+        (None, Some(per_node)) => format!("use --ranks {per_node} --ranks-per-node {per_node} for one node"),
+        (None, None) => "--ranks is the number of nodes times --ranks-per-node".into(),
+    }
+}
+
+/// Answers a flag that names the GPU of a plan.
+fn answer_gpu(typed: &str) -> String {
+    let typed = typed.to_lowercase();
+    let mut names: Vec<&str> = GPUS.iter().map(|gpu| gpu.name).collect();
+    names.push("cpu");
+    let mut flags = Vec::new();
+    for name in &names {
+        if name.starts_with(&typed) || typed.starts_with(name) {
+            flags.push(format!("--gpu {name}"));
+        }
+    }
+    if flags.is_empty() {
+        return format!("--gpu names the GPU of each rank, {}; --ranks is their number", list(&names));
+    }
+    format!("use {}", flags.join(" or "))
 }
 
 /// Returns the argument of `--set` that gives the key at `path`, which may end in a unit of length,
