@@ -18,6 +18,9 @@ use crate::recipes::read_text;
 /// Similarity from which a word is taken for a misspelled one.
 const SIMILAR: f64 = 0.85;
 
+/// Smallest length of a flag that is taken for another one with one letter more, less or different.
+const MISSPELLED_LEN: usize = 4;
+
 /// Largest number of names that an answer lists.
 const MOST_NAMES: usize = 8;
 
@@ -718,6 +721,16 @@ impl Called<'_> {
         self.command.get_arguments().any(|argument| argument.get_short() == Some(letter))
     }
 
+    /// Returns the flag of the command that differs from `name` in one letter, or in the order of
+    /// two.
+    fn flag_like(&self, name: &str) -> Option<&str> {
+        if name.len() < MISSPELLED_LEN {
+            return None;
+        }
+        let mut flags = self.command.get_arguments().filter_map(|argument| argument.get_long());
+        flags.find(|flag| strsim::osa_distance(flag, name) == 1)
+    }
+
     /// Returns whether `--set` of the command takes settings of a recipe.
     fn takes_settings(&self) -> bool {
         let set = self.command.get_arguments().find(|argument| argument.get_long() == Some("set"));
@@ -841,6 +854,9 @@ fn answer_flag(flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
             return Some(answer);
         }
     }
+    if let Some(like) = called.flag_like(&name) {
+        return Some(format!("did you mean {}?", called.with_values(like, &flag.values)));
+    }
     if called.takes_settings()
         && let Some(answer) = answer_key(flag, called)
     {
@@ -848,7 +864,7 @@ fn answer_flag(flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
     }
     let flags = called.command.get_arguments().filter_map(|argument| argument.get_long());
     let nearest = nearest(&name, flags)?;
-    Some(format!("did you mean --{nearest}?"))
+    Some(format!("did you mean {}?", called.with_values(nearest, &flag.values)))
 }
 
 /// Returns the name of a flag or a key in lower case and with hyphens, but without those in front.
@@ -1334,6 +1350,8 @@ fn list(names: &[&str]) -> String {
 mod tests {
     use std::collections::HashSet;
 
+    use clap::Parser;
+
     use super::*;
 
     const RECIPES: [&str; 5] =
@@ -1375,6 +1393,28 @@ mod tests {
         assert!(answer.starts_with("use --set optim.batch_size=8 on one rank"), "{answer}");
         let answer = answer_to("workers=1").unwrap();
         assert_eq!(answer, "use --set run.workers=1 or --set run.data_threads=1");
+    }
+
+    /// Returns the answer to a command line that is wrong.
+    fn answer_to_words(words: &[&str]) -> String {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let mut program = Cli::command();
+        program.build();
+        let error = Cli::try_parse_from(&words).err().unwrap();
+        answer_usage(&error, &words, &program, &RECIPES).unwrap()
+    }
+
+    /// Values are typed as a shell needs them, all of them if the flag takes several.
+    #[test]
+    fn values_are_quoted() {
+        let answer = answer_to_words(&["ocelli", "pretrain", "--data", "my photos", "it's.tar"]);
+        assert_eq!(answer, r"--data is no flag of `ocelli pretrain`: use --shards 'my photos' 'it'\''s.tar'");
+        let answer = answer_to_words(&["ocelli", "pretrain", "--output", "a b", "c"]);
+        assert_eq!(answer, "--output is no flag of `ocelli pretrain`: use --workdir 'a b'");
+        let answer = answer_to_words(&["ocelli", "shards", "stats", "--data", "a b", "c"]);
+        assert!(answer.ends_with("it is given without a flag: `ocelli shards stats 'a b' c`"), "{answer}");
+        let answer = answer_to_words(&["ocelli", "export", "--force", "true"]);
+        assert_eq!(answer, "--force is no flag of `ocelli export`: use --overwrite");
     }
 
     /// Every key of the table exists, and a pair has two numbers.
