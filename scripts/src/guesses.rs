@@ -53,7 +53,8 @@ struct FlagGuess {
 
 /// What takes the place of a flag.
 enum Replacement {
-    /// Keys, separated by spaces, of which a recipe has one or some, with a unit if they are lengths.
+    /// Keys, separated by spaces, of which a recipe has one or some, with a unit if they are
+    /// lengths.
     Key(&'static str),
     /// Keys as in [`Self::Key`], whose values differ from those of the flag, with a sentence:
     /// `SETTINGS` in it are their settings, `VALUE` the value that was typed.

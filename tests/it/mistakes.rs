@@ -2,8 +2,8 @@
 //! tools type them, files that are something else, and weights, runs and images that do not fit.
 //!
 //! An entry is a line `$ ocelli …`, and a line with the exit code and the words that the answer
-//! must have, separated by bars; those after `without` it must not have. All commands are run in one
-//! folder.
+//! must have, separated by bars; those after `without` it must not have. All commands are run in
+//! one folder.
 
 use std::fs;
 use std::path::Path;
@@ -159,8 +159,8 @@ fn trained_recipe(command: &str) -> Option<&str> {
     rest.split(' ').next()
 }
 
-/// Returns the settings `KEY=VALUE` that `answer` advises with values that were typed, not with words
-/// in capital letters.
+/// Returns the settings `KEY=VALUE` that `answer` advises with values that were typed, not with
+/// words in capital letters.
 fn advised_settings(answer: &str) -> Vec<&str> {
     let mut settings = Vec::new();
     for line in answer.lines() {
