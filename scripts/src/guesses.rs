@@ -4,18 +4,37 @@
 use std::error::Error;
 use std::path::Path;
 
-use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use trainer::recipe::{Key, distinct_paths, keys, keys_named};
+use clap::{Arg, Command, CommandFactory};
+use report::shell_quote;
+use trainer::Recipe;
+use trainer::estimate::GPUS;
+use trainer::recipe::{Key, keys, keys_named};
+
+use crate::Cli;
+use crate::console::command_line;
+use crate::recipes::read_text;
 
 /// Similarity from which a word is taken for a misspelled one.
 const SIMILAR: f64 = 0.85;
+
+/// Smallest length of a flag that is taken for another one with one letter more, less or different.
+const MISSPELLED_LEN: usize = 4;
 
 /// Largest number of names that an answer lists.
 const MOST_NAMES: usize = 8;
 
 /// Place of a value that was not typed.
 const VALUE: &str = "VALUE";
+
+/// Place of the settings of keys.
+const SETTINGS: &str = "SETTINGS";
+
+/// Setting with which a recipe can be read whose backbone is that of weights.
+const TRANSFORMER: &str = "model={arch='vit',image_px=224,patch_px=16,width=384,depth=12,heads=6}";
+
+/// Values with which other tools turn a switch off.
+const OFF: [&str; 4] = ["false", "no", "off", "0"];
 
 /// Extensions of files of weights.
 const WEIGHT_EXTENSIONS: [&str; 5] = ["safetensors", "pth", "pt", "bin", "onnx"];
@@ -34,16 +53,112 @@ struct FlagGuess {
 
 /// What takes the place of a flag.
 enum Replacement {
-    /// Key of a recipe, with a unit if it is a length, for commands that take such settings.
+    /// Keys, separated by spaces, of which a recipe has one or some, with a unit if they are
+    /// lengths.
     Key(&'static str),
+    /// Keys as in [`Self::Key`], whose values differ from those of the flag, with a sentence:
+    /// `SETTINGS` in it are their settings, `VALUE` the value that was typed.
+    Converted { paths: &'static str, text: &'static str },
+    /// Keys as in [`Self::Key`], of which the flag gives one of two numbers.
+    Pair(&'static Pair),
     /// The first of these flags that the command has, separated by spaces.
     Flag(&'static str),
+    /// The argument that the command takes without a flag.
+    Argument,
+    /// The number of ranks of a plan, from that of GPUs, or the GPU that is named.
+    Ranks,
+    /// The number of ranks of a plan, from those of nodes and of the ranks of a node.
+    Nodes,
+    /// The GPU of a plan.
+    Gpu,
     /// A sentence; `VALUE` in it is the value that was typed.
     Words(&'static str),
+    /// A sentence for the commands that have a flag.
+    WordsWith { flag: &'static str, text: &'static str },
 }
 
-const fn key(names: &'static str, path: &'static str) -> FlagGuess {
-    FlagGuess { names, commands: "", replacement: Replacement::Key(path) }
+impl Replacement {
+    /// Returns the keys, separated by spaces; nothing if no keys take the place of the flag.
+    fn paths(&self) -> &'static str {
+        match self {
+            Self::Key(paths) | Self::Converted { paths, .. } => paths,
+            Self::Pair(pair) => pair.paths,
+            _ => "",
+        }
+    }
+}
+
+/// Keys of two numbers, which other tools have two flags for.
+struct Pair {
+    /// Keys, separated by spaces, of which a recipe has one.
+    paths: &'static str,
+    /// Flags for the first number, separated by spaces.
+    starts: &'static str,
+    /// Flags for the second number.
+    ends: &'static str,
+    /// First number if there is a flag for the second only.
+    default_start: &'static str,
+    /// Second number if there is a flag for the first only; empty if it is the same.
+    default_end: &'static str,
+    /// What the numbers are.
+    meaning: &'static str,
+}
+
+const WEIGHT_DECAY: Pair = Pair {
+    paths: "optim.weight_decay",
+    starts: "wd weight-decay",
+    ends: "weight-decay-end wd-end",
+    default_start: "0.04",
+    default_end: "",
+    meaning: "at the start and at the end",
+};
+
+const TEACHER_TEMP: Pair = Pair {
+    paths: "method.teacher_temp",
+    starts: "warmup-teacher-temp",
+    ends: "teacher-temp",
+    default_start: "0.04",
+    default_end: "0.04",
+    meaning: "at the start and after the warm-up",
+};
+
+const TEACHER_PATCH_TEMP: Pair = Pair {
+    paths: "method.teacher_patch_temp",
+    starts: "warmup-teacher-patch-temp",
+    ends: "teacher-patch-temp",
+    default_start: "0.04",
+    default_end: "0.07",
+    meaning: "at the start and after the warm-up",
+};
+
+const TEACHER_DECAY: Pair = Pair {
+    paths: "method.teacher_decay method.average_decay method.momentum",
+    starts: "momentum-teacher teacher-momentum",
+    ends: "final-momentum-teacher momentum-teacher-end",
+    default_start: "0.996",
+    default_end: "1",
+    meaning: "at the start and at the end",
+};
+
+const fn key(names: &'static str, paths: &'static str) -> FlagGuess {
+    FlagGuess { names, commands: "", replacement: Replacement::Key(paths) }
+}
+
+const fn start_of(pair: &'static Pair) -> FlagGuess {
+    FlagGuess { names: pair.starts, commands: "", replacement: Replacement::Pair(pair) }
+}
+
+const fn end_of(pair: &'static Pair) -> FlagGuess {
+    FlagGuess { names: pair.ends, commands: "", replacement: Replacement::Pair(pair) }
+}
+
+const fn converted(
+    commands: &'static str,
+    names: &'static str,
+    paths: &'static str,
+    text: &'static str,
+) -> FlagGuess {
+    FlagGuess { names, commands, replacement: Replacement::Converted { paths, text } }
 }
 
 const fn flag(names: &'static str, flags: &'static str) -> FlagGuess {
@@ -58,22 +173,84 @@ const fn words(commands: &'static str, names: &'static str, text: &'static str) 
     FlagGuess { names, commands, replacement: Replacement::Words(text) }
 }
 
+const fn words_with(flag: &'static str, names: &'static str, text: &'static str) -> FlagGuess {
+    FlagGuess { names, commands: "", replacement: Replacement::WordsWith { flag, text } }
+}
+
+const fn replace(commands: &'static str, names: &'static str, replacement: Replacement) -> FlagGuess {
+    FlagGuess { names, commands, replacement }
+}
+
 /// Commands that train.
 const TRAINING: &str = "pretrain, quickstart";
 
-/// Flags of DINO, DINOv2, timm, lightly, VISSL, MoCo, MAE, Lightning, transformers and torchrun.
+/// Commands for a recipe.
+const OF_RECIPES: &str = "pretrain, quickstart, plan";
+
+/// Commands that take runs without a flag.
+const OF_RUNS: &str = "report, runs, track";
+
+/// Commands that take shards or images without a flag.
+const OF_SHARDS: &str = "shards pack, shards verify, shards ls, shards index, shards stats, shards \
+                         contact-sheet, shards resize, shards filter, shards dedup, shards reshard, shards \
+                         split, shards subset, shards extract, bench loader";
+
+/// Flags for images.
+const DATA: &str = "data data-dir data-path data-root dataset dataset-path train-data train-path train-dir \
+                    train root input input-dir i d images image-dir image-folder img-dir path folder \
+                    source-dir shards tars url urls trainset";
+
+/// Flags for the number of GPUs, of those of a node if there is another for the number of nodes.
+const N_GPUS: &str = "gpus num-gpus ngpus n-gpus devices num-devices";
+
+/// Flags for the number of nodes.
+const NODES: &str = "nodes nnodes num-nodes n-nodes";
+
+/// Flags for the number of ranks of a node.
+const PER_NODE: &str = "nproc-per-node nproc gpus-per-node ranks-per-node tasks-per-node ntasks-per-node";
+
+/// Keys for the number of local views.
+const LOCAL_COUNT: &str = "views.n_local views.crops.1.count";
+
+/// Keys for the areas of global views.
+const GLOBAL_SCALE: &str = "views.global_scale views.scale views.crops.0.scale";
+
+/// Keys for the areas of local views.
+const LOCAL_SCALE: &str = "views.local_scale views.crops.1.scale";
+
+/// Keys for the size of global views.
+const GLOBAL_PX: &str = "views.global_px views.size_px views.crops.0.size_px";
+
+/// Keys for the size of local views.
+const LOCAL_PX: &str = "views.local_px views.crops.1.size_px";
+
+/// Answer to flags with which other tools start ranks.
+const LAUNCHERS: &str = "each GPU or rank is a process of its own, which a launcher starts: mpirun -n N \
+                         ocelli …, or torchrun --no-python --nproc-per-node N ocelli … (docs/ranks.md)";
+
+/// Flags of DINO, DINOv2, timm, lightly, VISSL, MoCo, MAE, Lightning, transformers and torchrun. An
+/// answer for the command comes before one for all.
 const FLAGS: &[FlagGuess] = &[
     // Optimizer.
     key("lr learning-rate base-lr blr max-lr peak-lr", "optim.lr"),
     key("epochs epoch num-epochs n-epochs max-epochs num-train-epochs", "optim.length.epochs"),
     key("steps max-steps num-steps n-steps total-steps iterations iters max-iter", "optim.length.steps"),
-    key(
-        "batch-size batch bs b batch-size-per-gpu per-device-train-batch-size global-batch-size",
+    key("batch-size batch bs b global-batch-size total-batch-size", "optim.batch_size"),
+    converted(
+        "",
+        "batch-size-per-gpu per-gpu-batch-size per-device-train-batch-size per-device-batch-size",
         "optim.batch_size",
+        "use SETTINGS on one rank; the key counts the images of all ranks: VALUE times their number",
+    ),
+    flag_of(
+        "plan",
+        "batch-size-per-gpu per-gpu-batch-size per-device-train-batch-size per-device-batch-size",
+        "rank-batch",
     ),
     key("warmup-epochs warm-up-epochs", "optim.warmup.epochs"),
     key("warmup-steps warmup-iters warm-up-steps", "optim.warmup.steps"),
-    key("wd weight-decay", "optim.weight_decay"),
+    start_of(&WEIGHT_DECAY),
+    end_of(&WEIGHT_DECAY),
     key("opt optimizer optim", "optim.algorithm"),
     key("momentum", "optim.momentum"),
     key("clip-grad grad-clip clip-norm max-norm max-grad-norm gradient-clip-val", "optim.clip_norm"),
@@ -86,29 +263,48 @@ const FLAGS: &[FlagGuess] = &[
     words(
         TRAINING,
         "amp fp16 bf16 use-fp16 use-amp mixed-precision half",
-        "16 bits are set with --set optim.precision.compute=bf16",
+        "use --set optim.precision.compute=bf16 for 16 bits",
     ),
+    flag_of("plan", "amp fp16 use-fp16 use-amp mixed-precision half", "bf16"),
     // Run.
     key("num-workers workers j n-workers dataloader-num-workers", "run.data_threads"),
-    key(
-        "saveckp-freq save-freq save-every save-steps save-interval checkpoint-freq",
+    key("save-every save-steps", "run.checkpoint_every_steps"),
+    converted(
+        "",
+        "saveckp-freq save-freq save-interval checkpoint-freq save-epochs",
         "run.checkpoint_every_steps",
+        "checkpoints are counted in steps, not in epochs: --set run.checkpoint_every_steps=STEPS, VALUE \
+         times the steps of an epoch, which are its images divided by optim.batch_size",
     ),
     key("print-freq log-interval log-freq logging-steps log-every-n-steps", "run.log_every_steps"),
-    key("eval-freq eval-every eval-steps val-freq", "run.probe_every_steps"),
+    key("eval-steps", "run.probe_every_steps"),
+    converted(
+        "",
+        "eval-freq eval-every val-freq eval-interval",
+        "run.probe_every_steps",
+        "scores are counted in steps: --set run.probe_every_steps=STEPS; an epoch has as many steps as \
+         images divided by optim.batch_size",
+    ),
     key("save-total-limit keep-last", "run.keep_checkpoints"),
     key("seed random-seed manual-seed", "seed"),
     // Method, views and backbone.
-    key("out-dim nmb-prototypes num-prototypes n-prototypes head-n-prototypes", "method.prototypes"),
-    key("momentum-teacher teacher-momentum ema ema-decay moco-m", "method.teacher_decay"),
-    key("warmup-teacher-temp student-teacher-temp", "method.teacher_temp"),
+    key("out-dim", "method.prototypes method.output method.head_output"),
+    key("nmb-prototypes num-prototypes n-prototypes head-n-prototypes", "method.prototypes"),
+    key("moco-dim proj-dim projection-dim feat-dim", "method.output method.head_output"),
+    start_of(&TEACHER_DECAY),
+    end_of(&TEACHER_DECAY),
+    key("ema ema-decay moco-m", "method.teacher_decay method.average_decay method.momentum"),
+    start_of(&TEACHER_TEMP),
+    end_of(&TEACHER_TEMP),
+    start_of(&TEACHER_PATCH_TEMP),
+    end_of(&TEACHER_PATCH_TEMP),
     key("warmup-teacher-temp-epochs", "method.teacher_temp_warmup.epochs"),
-    key("moco-t tau", "method.temperature"),
-    key("local-crops-number num-local-crops n-local-crops nmb-local-crops", "views.n_local"),
-    key("global-crops-scale global-crop-scale", "views.global_scale"),
-    key("local-crops-scale local-crop-scale", "views.local_scale"),
-    key("global-crops-size global-crop-size", "views.global_px"),
-    key("local-crops-size local-crop-size", "views.local_px"),
+    key("moco-t tau temperature temp", "method.temperature method.student_temp"),
+    key("local-crops-number num-local-crops n-local-crops nmb-local-crops n-local", LOCAL_COUNT),
+    key("global-crops-scale global-crop-scale global-scale scale", GLOBAL_SCALE),
+    key("local-crops-scale local-crop-scale local-scale", LOCAL_SCALE),
+    key("global-crops-size global-crop-size global-px size-px", GLOBAL_PX),
+    key("local-crops-size local-crop-size local-px", LOCAL_PX),
     key("drop-path-rate stochastic-depth", "model.drop_path"),
     key("patch-size", "model.patch_px"),
     key("embed-dim hidden-size hidden-dim", "model.width"),
@@ -116,16 +312,15 @@ const FLAGS: &[FlagGuess] = &[
     key("num-heads num-attention-heads n-heads", "model.heads"),
     key("in-chans in-channels num-channels n-channels", "data.channels"),
     flag("img-size image-size input-size imgsz crop-size resolution", "image-px"),
-    words(
-        TRAINING,
+    converted(
+        OF_RECIPES,
         "img-size image-size input-size imgsz crop-size resolution image-px",
-        "the sizes of views are keys of the recipe: --set views.global_px=VALUE, or --set \
-         views.crops.0.size_px=VALUE where it lists crops; both have the backbone's --set \
-         model.image_px=VALUE",
+        GLOBAL_PX,
+        "use SETTINGS for the size of views, and --set model.image_px=VALUE for that of the backbone",
     ),
     flag("model arch backbone network m a", "checkpoint"),
     words(
-        TRAINING,
+        OF_RECIPES,
         "model arch backbone network m a method algorithm loss",
         "method and backbone are parts of a recipe: `ocelli recipe list` lists recipes, and `ocelli recipe \
          new --method dino --arch vit` prints a new one",
@@ -137,28 +332,40 @@ const FLAGS: &[FlagGuess] = &[
          dump-path work-dir run-dir checkpoint-dir result-dir default-root-dir out workdir dest destination",
         "workdir out",
     ),
-    flag(
-        "data data-dir data-path data-root dataset dataset-path train-data train-path train-dir train root \
-         input input-dir i d images image-dir image-folder img-dir path folder source-dir shards tars url \
-         urls trainset",
-        "shards images train",
+    replace(
+        OF_RUNS,
+        "workdir work-dir run run-dir experiment-dir exp-dir checkpoint-dir ckpt-dir log-dir logdir path \
+         folder dir root input input-dir i d w",
+        Replacement::Argument,
     ),
+    replace(
+        "runs, track",
+        "checkpoint ckpt out out-dir output output-dir o save-dir dump-path result-dir default-root-dir",
+        Replacement::Argument,
+    ),
+    flag(DATA, "shards images train"),
+    replace(OF_SHARDS, DATA, Replacement::Argument),
+    words("plan", DATA, "a plan opens no images: give their number with --images N"),
+    flag_of("plan", "num-images n-images dataset-size n-samples num-samples", "images"),
+    flag("n num limit max-images num-images n-images", "count n-images"),
     flag("val val-dir val-data test-dir test-data testset test", "test probe-test"),
-    flag("config config-file config-name cfg conf c yaml", "recipe"),
+    flag("config config-file config-name cfg conf c yaml r", "recipe"),
+    flag_of(TRAINING, "w", "workdir"),
     flag(
-        "pretrained pretrained-weights weights init-weights init-from load load-from model-path ckpt \
+        "pretrained pretrained-weights weight weights init-weights init-from load load-from model-path ckpt \
          ckpt-path checkpoint checkpoint-path finetune w",
         "checkpoint init",
     ),
     flag("force f overwrite replace yes y", "overwrite"),
-    flag("n-last-blocks n-blocks layers num-last-layers", "levels"),
+    flag_of("export, runs", "f", "format"),
+    flag_of("embed", "n-last-blocks n-blocks layers num-last-layers", "levels"),
     flag("avgpool avgpool-patchtokens avg-pool", "average"),
     flag("label-col label-key labels", "label-column"),
     flag("image-col image-key", "image-column"),
     flag("dump-features save-features features-out", "out"),
     flag("max-samples maxcount shard-size samples", "samples-per-shard"),
     flag("maxsize max-shard-size", "bytes-per-shard"),
-    words("", "gpu cuda accelerator use-gpu g", "use --device cuda, or cuda:N for GPU number N"),
+    words_with("device", "gpu cuda accelerator use-gpu g", "use --device cuda, or cuda:N for GPU number N"),
     flag("like-image query queries q", "like"),
     flag("similarity sim thresh thr epsilon", "threshold"),
     // Scores.
@@ -177,7 +384,7 @@ const FLAGS: &[FlagGuess] = &[
     ),
     words(
         TRAINING,
-        "eval evaluate knn linear-eval val validate",
+        "eval evaluate knn linear-eval validate",
         "give labeled shards with --probe-train and --probe-test to score while training, or run `ocelli \
          probe` afterwards",
     ),
@@ -186,19 +393,25 @@ const FLAGS: &[FlagGuess] = &[
     // Starts of runs.
     words(
         TRAINING,
-        "resume auto-resume resume-from resume-from-checkpoint continue no-resume r restart",
+        "resume auto-resume resume-from resume-from-checkpoint continue no-resume restart",
         "the same command resumes the run in its --workdir; --fork RUN begins another run with its \
          checkpoint, --init WEIGHTS with its weights alone",
     ),
-    flag("gpus num-gpus ngpus n-gpus nproc-per-node world-size nodes nnodes", "ranks"),
-    words(
-        "",
-        "gpus num-gpus ngpus n-gpus nproc-per-node nproc world-size devices num-devices nodes nnodes \
-         num-nodes n np strategy distributed ddp dist-url multiprocessing-distributed launcher rank \
+    replace("plan", N_GPUS, Replacement::Ranks),
+    flag_of("plan", "world-size np n", "ranks"),
+    replace("plan", NODES, Replacement::Nodes),
+    replace("plan", PER_NODE, Replacement::Nodes),
+    replace("plan", "gpu-name gpu-type gpu-model accelerator device", Replacement::Gpu),
+    words_with("engine", N_GPUS, LAUNCHERS),
+    words_with("engine", NODES, LAUNCHERS),
+    words_with("engine", PER_NODE, LAUNCHERS),
+    words_with(
+        "engine",
+        "world-size np strategy distributed ddp dist-url multiprocessing-distributed launcher rank \
          local-rank",
-        "each GPU or rank is a process of its own, which a launcher starts: mpirun -n N ocelli …, or \
-         torchrun --no-python --nproc-per-node N ocelli … (docs/ranks.md)",
+        LAUNCHERS,
     ),
+    words("pretrain, quickstart, embed, doctor, bench shard", "n", LAUNCHERS),
     words(
         TRAINING,
         "wandb use-wandb wandb-project project tensorboard logger report-to mlflow",
@@ -305,9 +518,10 @@ const NEEDS: &[Need] = &[
     Need { flag: "workdir", commands: "", words: "a new folder for the run, such as runs/mine" },
     Need {
         flag: "checkpoint",
-        commands: "",
+        commands: "probe",
         words: "a run's work directory, or weights of another library (or --watch a run)",
     },
+    Need { flag: "checkpoint", commands: "", words: "a run's work directory, or weights of another library" },
     Need {
         flag: "train",
         commands: "probe",
@@ -327,13 +541,62 @@ struct Called<'a> {
     name: String,
     /// Words that follow the name.
     rest: &'a [String],
+    /// Recipe that is used, if it can be read.
+    recipe: Option<RecipeKeys>,
 }
 
-/// Flag that a command does not have, as it was typed.
+/// What determines the keys of a recipe.
+struct RecipeKeys {
+    name: String,
+    /// Its settings that are words, such as `method.name = "dino"`.
+    words: Vec<String>,
+    /// Number of entries of `views.crops`.
+    n_crops: usize,
+}
+
+/// Flag that a command does not have, or a setting whose key no recipe has.
 struct UnknownFlag<'a> {
     /// With its hyphens, without its value.
     typed: &'a str,
     values: Vec<&'a str>,
+}
+
+impl RecipeKeys {
+    /// Reads the recipe called `name`, or the file `name`.
+    fn read(name: &str) -> Option<Self> {
+        let text = read_text(name).ok()?;
+        let recipe = Recipe::parse(&text, name, &[]);
+        let recipe = recipe.or_else(|_| Recipe::parse(&text, name, &[TRANSFORMER.into()])).ok()?;
+        let mut words = Vec::new();
+        let mut n_crops = 0;
+        for (path, value) in recipe.values() {
+            if let Some(word) = value.as_str() {
+                words.push(format!("{path} = \"{word}\""));
+            }
+            if let Some(crops) = value.as_array()
+                && path == "views.crops"
+            {
+                n_crops = crops.len();
+            }
+        }
+        Some(Self { name: name.into(), words, n_crops })
+    }
+
+    /// Returns whether the recipe may have `key`.
+    fn has_key(&self, key: &Key) -> bool {
+        key.belongs_to.is_empty() || key.belongs_to.iter().any(|setting| self.words.contains(setting))
+    }
+
+    /// Returns whether the recipe may have a key at `path`.
+    fn has_path(&self, path: &str) -> bool {
+        let crop = path.strip_prefix("views.crops.").and_then(|rest| rest.split('.').next());
+        if let Some(Ok(crop)) = crop.map(str::parse::<usize>)
+            && crop >= self.n_crops
+        {
+            return false;
+        }
+        keys_at(path).iter().any(|key| self.has_key(key))
+    }
 }
 
 /// Returns the answer to `error`, which clap found in the command line `words` of `program`, the
@@ -390,7 +653,28 @@ fn find_called<'a>(program: &'a Command, words: &'a [String]) -> Called<'a> {
             break;
         }
     }
-    Called { command, name: names.join(" "), rest: &words[n_used..] }
+    let name = names.join(" ");
+    let rest = &words[n_used..];
+    let recipe = used_recipe(command, &name, rest).and_then(RecipeKeys::read);
+    Called { command, name, rest, recipe }
+}
+
+/// Returns the name of the recipe that a command uses, which is called `name` and followed by
+/// `rest`.
+fn used_recipe<'a>(command: &'a Command, name: &str, rest: &'a [String]) -> Option<&'a str> {
+    if name == "quickstart" {
+        return Some("quickstart");
+    }
+    for (index, word) in rest.iter().enumerate() {
+        if word == "--recipe" {
+            return rest.get(index + 1).map(String::as_str);
+        }
+        if let Some(recipe) = word.strip_prefix("--recipe=") {
+            return Some(recipe);
+        }
+    }
+    let flag = command.get_arguments().find(|argument| argument.get_long() == Some("recipe"))?;
+    flag.get_default_values().first()?.as_os_str().to_str()
 }
 
 impl Called<'_> {
@@ -399,18 +683,53 @@ impl Called<'_> {
         if self.name.is_empty() { "ocelli".into() } else { format!("ocelli {}", self.name) }
     }
 
-    /// Returns whether the command has the flag `--name`.
-    fn has_flag(&self, name: &str) -> bool {
-        let mut arguments = self.command.get_arguments();
-        arguments.any(|argument| {
+    /// Returns the flag `--name` of the command.
+    fn flag(&self, name: &str) -> Option<&Arg> {
+        self.command.get_arguments().find(|argument| {
             argument.get_long() == Some(name)
                 || argument.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
         })
     }
 
+    /// Returns whether the command has the flag `--name`.
+    fn has_flag(&self, name: &str) -> bool {
+        self.flag(name).is_some()
+    }
+
+    /// Returns whether the flag `--name` of the command is a switch, which takes no value.
+    fn is_switch(&self, name: &str) -> bool {
+        self.flag(name).is_some_and(|flag| !flag.get_action().takes_values())
+    }
+
+    /// Returns the flag `--name` of the command as it is typed with `values`: with all of them, the
+    /// first or none, as the flag takes them.
+    fn with_values(&self, name: &str, values: &[&str]) -> String {
+        let taken = match self.flag(name) {
+            Some(_) if self.is_switch(name) => String::new(),
+            Some(flag) => taken_values(flag, values),
+            None => quoted(values),
+        };
+        format!("--{name}{taken}")
+    }
+
+    /// Returns whether the recipe may have a key at `path`, as far as it is known.
+    fn may_have(&self, path: &str) -> bool {
+        self.recipe.as_ref().is_none_or(|recipe| recipe.has_path(path))
+    }
+
     /// Returns whether the command has the short flag `-letter`.
     fn has_short(&self, letter: char) -> bool {
         self.command.get_arguments().any(|argument| argument.get_short() == Some(letter))
+    }
+
+    /// Returns the flag of the command that differs from `name` in one letter, or in the order of
+    /// two.
+    fn flag_like(&self, name: &str) -> Option<&str> {
+        if name.len() < MISSPELLED_LEN {
+            return None;
+        }
+        let mut flags = self.command.get_arguments().filter_map(|argument| argument.get_long());
+        flags.find(|flag| strsim::osa_distance(flag, name) == 1)
     }
 
     /// Returns whether `--set` of the command takes settings of a recipe.
@@ -447,6 +766,27 @@ impl Called<'_> {
         unknown
     }
 
+    /// Returns the value of the first flag that was typed with one of `names`, separated by spaces.
+    fn typed_value(&self, names: &str) -> Option<&str> {
+        for (index, word) in self.rest.iter().enumerate() {
+            if !is_flag(word) {
+                continue;
+            }
+            let mut parts = word.splitn(2, '=');
+            let name = plain_name(parts.next().unwrap_or_default());
+            if lists(names, " ", &name) {
+                let following = self.rest.get(index + 1).filter(|word| !is_flag(word));
+                return parts.next().or(following.map(String::as_str));
+            }
+        }
+        None
+    }
+
+    /// Returns the value of the first flag that was typed with one of `names`, if it is a number.
+    fn typed_number(&self, names: &str) -> Option<u64> {
+        self.typed_value(names)?.parse().ok()
+    }
+
     /// Returns whether the command has the flag that `word` begins with.
     fn has(&self, word: &str) -> bool {
         let name = word.split('=').next().unwrap_or_default();
@@ -461,6 +801,23 @@ impl Called<'_> {
 fn is_flag(word: &str) -> bool {
     let rest = word.trim_start_matches('-');
     rest.len() < word.len() && rest.starts_with(|c: char| c.is_alphabetic())
+}
+
+/// Returns the values that `argument` takes, all or the first, as [`quoted`] does.
+fn taken_values(argument: &Arg, values: &[&str]) -> String {
+    let takes_several = argument.get_num_args().is_some_and(|range| range.max_values() > 1);
+    let n_taken = if takes_several { values.len() } else { values.len().min(1) };
+    quoted(&values[..n_taken])
+}
+
+/// Returns `values` as they are typed in a shell, each after a space.
+fn quoted(values: &[&str]) -> String {
+    let mut text = String::new();
+    for value in values {
+        text.push(' ');
+        text += &shell_quote(value);
+    }
+    text
 }
 
 /// Answers all flags that the command does not have; `None` if nothing is known of any of them.
@@ -484,26 +841,36 @@ fn answer_flags(called: &Called<'_>) -> Option<String> {
 
 /// Returns what takes the place of a flag that the command does not have.
 fn answer_flag(flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
-    let name = flag.typed.trim_start_matches('-').replace('_', "-").to_lowercase();
+    let name = plain_name(flag.typed);
     if called.has_flag(&name) {
-        return Some(format!("use {}", with_value(&name, flag.values.first())));
+        return Some(format!("use {}", called.with_values(&name, &flag.values)));
     }
-    for guess in FLAGS.iter().filter(|guess| lists(guess.names, " ", &name)) {
-        if is_for(guess.commands, called)
+    let own = FLAGS.iter().filter(|guess| !guess.commands.is_empty());
+    let others = FLAGS.iter().filter(|guess| guess.commands.is_empty());
+    for guess in own.chain(others) {
+        if lists(guess.names, " ", &name)
+            && is_for(guess.commands, called)
             && let Some(answer) = apply(&guess.replacement, flag, called)
         {
             return Some(answer);
         }
     }
-    if called.takes_settings() {
-        let named = keys_named(&name);
-        if !named.is_empty() {
-            return Some(format!("use {}", settings_of(&named, &flag.values)));
-        }
+    if let Some(like) = called.flag_like(&name) {
+        return Some(format!("did you mean {}?", called.with_values(like, &flag.values)));
+    }
+    if called.takes_settings()
+        && let Some(answer) = answer_key(flag, called)
+    {
+        return Some(answer);
     }
     let flags = called.command.get_arguments().filter_map(|argument| argument.get_long());
     let nearest = nearest(&name, flags)?;
-    Some(format!("did you mean --{nearest}?"))
+    Some(format!("did you mean {}?", called.with_values(nearest, &flag.values)))
+}
+
+/// Returns the name of a flag or a key in lower case and with hyphens, but without those in front.
+fn plain_name(typed: &str) -> String {
+    typed.trim_start_matches('-').replace('_', "-").to_lowercase()
 }
 
 /// Returns whether `name` is one of `names`, which are separated by `separator`.
@@ -520,9 +887,11 @@ fn is_for(commands: &str, called: &Called<'_>) -> bool {
 fn apply(replacement: &Replacement, flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
     let value = flag.values.first().copied().unwrap_or(VALUE);
     match replacement {
-        Replacement::Key(path) => {
-            let setting = setting_of(path, &flag.values);
-            called.takes_settings().then(|| format!("use --set {setting}"))
+        Replacement::Key(_) | Replacement::Converted { .. } | Replacement::Pair(_) => {
+            if !called.takes_settings() {
+                return None;
+            }
+            answer_key(flag, called)
         }
         Replacement::Flag(flags) => {
             let name = called.first_flag(flags)?;
@@ -532,57 +901,183 @@ fn apply(replacement: &Replacement, flag: &UnknownFlag<'_>, called: &Called<'_>)
                      prints one): {value} is not TOML"
                 ));
             }
-            Some(format!("use {}", with_value(name, flag.values.first())))
+            if called.is_switch(name) && OFF.contains(&value.to_lowercase().as_str()) {
+                return Some(format!("leave it out: --{name} is off unless it is given"));
+            }
+            Some(format!("use {}", called.with_values(name, &flag.values)))
         }
+        Replacement::Argument => {
+            let argument = called.command.get_positionals().next()?;
+            let typed = taken_values(argument, &flag.values);
+            if typed.is_empty() {
+                return Some("it is given without a flag".into());
+            }
+            Some(format!("it is given without a flag: `{}{typed}`", called.full_name()))
+        }
+        Replacement::Ranks => Some(answer_ranks(flag, called)),
+        Replacement::Nodes => Some(answer_nodes(called)),
+        Replacement::Gpu => Some(answer_gpu(value)),
         Replacement::Words(text) => Some(text.replace(VALUE, value)),
+        Replacement::WordsWith { flag: needed, text } => {
+            if !called.has_flag(needed) {
+                return None;
+            }
+            Some(text.replace(VALUE, value))
+        }
     }
 }
 
-/// Returns the flag `name` with the value that was typed, if there is one.
-fn with_value(name: &str, value: Option<&&str>) -> String {
-    match value {
-        Some(value) => format!("--{name} {value}"),
-        None => format!("--{name}"),
+/// Answers a flag for the number of GPUs of a plan, with which other tools also name their GPU.
+fn answer_ranks(flag: &UnknownFlag<'_>, called: &Called<'_>) -> String {
+    let Some(first) = flag.values.first() else { return "use --ranks N".into() };
+    let is_number = first.parse::<u64>().is_ok();
+    if !is_number || GPUS.iter().any(|gpu| gpu.name == *first) {
+        return answer_gpu(first);
     }
+    if called.typed_value(NODES).is_some() {
+        return answer_nodes(called);
+    }
+    format!("use {}", called.with_values("ranks", &flag.values))
+}
+
+/// Answers a flag for the number of nodes of a plan, or for that of the ranks of a node.
+fn answer_nodes(called: &Called<'_>) -> String {
+    let n_nodes = called.typed_number(NODES);
+    let per_node = called.typed_number(PER_NODE).or_else(|| called.typed_number(N_GPUS));
+    match (n_nodes, per_node) {
+        (Some(n_nodes), Some(per_node)) => {
+            format!("use --ranks {} --ranks-per-node {per_node}", n_nodes.saturating_mul(per_node))
+        }
+        (Some(n_nodes), None) => format!(
+            "--ranks is the number of nodes, {n_nodes}, times --ranks-per-node: use --ranks {} \
+             --ranks-per-node 8 for nodes of 8 GPUs",
+            n_nodes.saturating_mul(8)
+        ),
+        (None, Some(per_node)) => format!("use --ranks {per_node} --ranks-per-node {per_node} for one node"),
+        (None, None) => "--ranks is the number of nodes times --ranks-per-node".into(),
+    }
+}
+
+/// Answers a flag that names the GPU of a plan.
+fn answer_gpu(typed: &str) -> String {
+    let typed = typed.to_lowercase();
+    let mut names: Vec<&str> = GPUS.iter().map(|gpu| gpu.name).collect();
+    names.push("cpu");
+    let mut flags = Vec::new();
+    for name in &names {
+        if name.starts_with(&typed) || typed.starts_with(name) {
+            flags.push(format!("--gpu {name}"));
+        }
+    }
+    if flags.is_empty() {
+        return format!("--gpu names the GPU of each rank, {}; --ranks is their number", list(&names));
+    }
+    format!("use {}", flags.join(" or "))
+}
+
+/// Answers a flag or the key of a setting with the keys of this name, and with those that other
+/// tools call so, as far as the recipe has them; `None` if there are none in any recipe.
+fn answer_key(flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
+    let name = plain_name(flag.typed);
+    let guess = key_guess(&name);
+    let paths = paths_called(&name, guess);
+    if paths.is_empty() {
+        return None;
+    }
+    let mut settings = Vec::new();
+    for path in paths.iter().filter(|path| called.may_have(path)).take(MOST_NAMES) {
+        let setting = match guess.map(|guess| &guess.replacement) {
+            Some(Replacement::Pair(pair)) => pair_setting(pair, path, flag, called),
+            _ => setting_of(path, &flag.values, called),
+        };
+        settings.push(format!("--set {setting}"));
+    }
+    let settings = settings.join(" or ");
+    if settings.is_empty()
+        && let Some(recipe) = &called.recipe
+    {
+        let others = paths.join(" or ");
+        return Some(format!("recipe {} has no such key; others have {others}", recipe.name));
+    }
+    let value = flag.values.first().copied().unwrap_or(VALUE);
+    Some(match guess.map(|guess| &guess.replacement) {
+        Some(Replacement::Pair(pair)) => format!("use {settings}, {}", pair.meaning),
+        Some(Replacement::Converted { text, .. }) => text.replace(VALUE, value).replace(SETTINGS, &settings),
+        _ => format!("use {settings}"),
+    })
+}
+
+/// Returns the paths of the keys called `name`, then those of `guess`, each once; the first entry
+/// stands for all of a list.
+fn paths_called(name: &str, guess: Option<&FlagGuess>) -> Vec<String> {
+    let mut paths: Vec<String> = Vec::new();
+    for key in keys_named(name) {
+        let path = key.path.replace("[]", ".0");
+        if !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
+    if let Some(guess) = guess {
+        for path in guess.replacement.paths().split(' ') {
+            if !paths.iter().any(|other| other == path) {
+                paths.push(path.into());
+            }
+        }
+    }
+    paths
+}
+
+/// Returns the argument of `--set` that gives the pair at `path` the number of `flag`, and that of
+/// the flag for the other number if it was typed.
+fn pair_setting(pair: &Pair, path: &str, flag: &UnknownFlag<'_>, called: &Called<'_>) -> String {
+    let &[value] = flag.values.as_slice() else { return setting_of(path, &flag.values, called) };
+    if value.parse::<f64>().is_err() {
+        return setting_of(path, &flag.values, called);
+    }
+    if lists(pair.ends, " ", &plain_name(flag.typed)) {
+        let start = called.typed_value(pair.starts).unwrap_or(pair.default_start);
+        return setting_of(path, &[start, value], called);
+    }
+    let default_end = if pair.default_end.is_empty() { value } else { pair.default_end };
+    let end = called.typed_value(pair.ends).unwrap_or(default_end);
+    setting_of(path, &[value, end], called)
 }
 
 /// Returns the argument of `--set` that gives the key at `path`, which may end in a unit of length,
 /// the values that were typed.
-fn setting_of(path: &str, values: &[&str]) -> String {
-    match keys().into_iter().find(|key| key.path == path) {
-        Some(key) => setting(&key, values),
-        None => format!("{path}={}", values.first().copied().unwrap_or(VALUE)),
+fn setting_of(path: &str, values: &[&str], called: &Called<'_>) -> String {
+    let pattern = pattern_of(path);
+    for key in keys_at(path) {
+        let is_of_recipe = called.recipe.as_ref().is_none_or(|recipe| recipe.has_key(&key));
+        if key.path == pattern && is_of_recipe {
+            return setting(&Key { path: path.into(), ..key }, values);
+        }
     }
+    let value = values.first().copied().unwrap_or(VALUE);
+    shell_quote(&format!("{path}={value}"))
 }
 
 /// Returns the argument of `--set` that gives `key` the values that were typed.
 fn setting(key: &Key, values: &[&str]) -> String {
+    let are_numbers = values.iter().all(|value| value.parse::<f64>().is_ok());
+    let is_list = key.form.starts_with("list, [") || (key.form.starts_with('[') && values.len() > 1);
+    let is_switch = key.form == "true or false";
     match values {
-        [] if key.form == "true or false" => key.setting("true"),
+        [] if is_switch => key.setting("true"),
         [] => key.setting(VALUE),
-        [first, second, ..] if key.form == "[number, number]" => key.setting(&format!("[{first},{second}]")),
+        _ if is_list && are_numbers => key.setting(&format!("[{}]", values.join(","))),
+        // Python writes True and False.
+        [first, ..] if is_switch => key.setting(&first.to_lowercase()),
         [first, ..] => key.setting(first),
     }
-}
-
-/// Lists the settings of `found`, each path once.
-fn settings_of(found: &[Key], values: &[&str]) -> String {
-    let mut settings = Vec::new();
-    for path in distinct_paths(found).into_iter().take(MOST_NAMES) {
-        if let Some(key) = found.iter().find(|key| key.path == path) {
-            settings.push(format!("--set {}", setting(key, values)));
-        }
-    }
-    settings.join(" or ")
 }
 
 /// Answers an argument without a flag.
 fn answer_argument(word: &str, called: &Called<'_>, recipes: &[&str]) -> Option<String> {
     let answer = if word.contains('=') && called.takes_settings() {
-        let corrected = answer_setting(word).unwrap_or_else(|| format!("--set {word}"));
-        format!("use {corrected}")
+        answer_setting(word, called).unwrap_or_else(|| format!("use --set {}", shell_quote(word)))
     } else if let Some(name) = flag_of_path(word, called) {
-        format!("use --{name} {word}")
+        format!("use --{name} {}", shell_quote(word))
     } else {
         let names = nearest_recipes(word, recipes);
         let name = names.first().filter(|_| called.has_flag("recipe"))?;
@@ -702,46 +1197,73 @@ fn answer_value(error: &clap::Error) -> Option<String> {
 /// Checks the keys of `overrides`, settings of the form `optim.lr=1e-3`: returns an answer for the
 /// first whose key no recipe has, if it is known in other tools or in another section.
 pub(crate) fn answer_settings(overrides: &[String]) -> Option<String> {
-    for entry in overrides {
-        if let Some(answer) = answer_setting(entry) {
-            let (path, _) = entry.split_once('=')?;
-            return Some(format!("--set {entry}: no key is called {}; use {answer}", path.trim()));
+    let unknown: Vec<&String> = overrides.iter().filter(|entry| unknown_key(entry).is_some()).collect();
+    if unknown.is_empty() {
+        return None;
+    }
+    let words = command_line();
+    let mut program = Cli::command();
+    program.build();
+    let called = find_called(&program, &words);
+    for entry in unknown {
+        if let Some(answer) = answer_setting(entry, &called) {
+            let path = unknown_key(entry)?;
+            return Some(format!("--set {entry}: no key is called {path}; {answer}"));
         }
     }
     None
 }
 
-/// Returns the flags that a setting with an unknown key may mean; `None` if the key exists, or
-/// nothing is known of it.
-fn answer_setting(entry: &str) -> Option<String> {
-    let (path, value) = entry.split_once('=')?;
+/// Returns the path of the key of a setting that no recipe has.
+fn unknown_key(entry: &str) -> Option<&str> {
+    let (path, _) = entry.split_once('=')?;
     let path = path.trim();
-    if is_key(path) {
-        return None;
-    }
-    let name = path.rsplit('.').next()?.replace('_', "-").to_lowercase();
-    if let Some(path) = key_of_other_tools(&name) {
-        return Some(format!("--set {}", setting_of(path, &[value])));
-    }
-    let named = keys_named(&name);
-    if named.is_empty() { None } else { Some(settings_of(&named, &[value])) }
+    if is_key(path) { None } else { Some(path) }
+}
+
+/// Answers a setting with an unknown key; `None` if the key exists, or nothing is known of it.
+fn answer_setting(entry: &str, called: &Called<'_>) -> Option<String> {
+    let path = unknown_key(entry)?;
+    let (_, value) = entry.split_once('=')?;
+    let typed = path.rsplit('.').next()?;
+    answer_key(&UnknownFlag { typed, values: vec![value] }, called)
 }
 
 /// Returns whether a recipe may have a key or a section at `path`, in which entries of lists are
 /// numbered.
 fn is_key(path: &str) -> bool {
-    let mut normalized = String::new();
+    let pattern = pattern_of(path);
+    keys().iter().any(|key| is_within(&pattern, &key.path) || is_within(&key.path, &pattern))
+}
+
+/// Returns the keys at `path`, which may end in a unit of length.
+fn keys_at(path: &str) -> Vec<Key> {
+    let pattern = pattern_of(path);
+    let mut found = keys();
+    found.retain(|key| key.path == pattern || is_length_of(&pattern, key));
+    found
+}
+
+/// Returns whether `path` is that of a length, `key`, with a unit.
+fn is_length_of(path: &str, key: &Key) -> bool {
+    let unit = path.strip_prefix(&key.path).and_then(|rest| rest.strip_prefix('.'));
+    unit.is_some_and(|unit| key.form.starts_with("length of time") && key.form.contains(unit))
+}
+
+/// Returns `path` with `[]` in place of the numbers of entries of lists.
+fn pattern_of(path: &str) -> String {
+    let mut pattern = String::new();
     for part in path.split('.') {
         if part.parse::<usize>().is_ok() {
-            normalized.push_str("[]");
+            pattern.push_str("[]");
         } else {
-            if !normalized.is_empty() {
-                normalized.push('.');
+            if !pattern.is_empty() {
+                pattern.push('.');
             }
-            normalized.push_str(part);
+            pattern.push_str(part);
         }
     }
-    keys().iter().any(|key| is_within(&normalized, &key.path) || is_within(&key.path, &normalized))
+    pattern
 }
 
 /// Returns whether `path` is `outer` or within it.
@@ -752,22 +1274,15 @@ fn is_within(path: &str, outer: &str) -> bool {
 
 /// Returns the path of the key that other tools call `name`, without a unit of length.
 pub(crate) fn key_called(name: &str) -> Option<&'static str> {
-    let path = key_of_other_tools(&name.replace('_', "-").to_lowercase())?;
+    let guess = key_guess(&plain_name(name))?;
+    let path = guess.replacement.paths().split(' ').next()?;
     let is_key = keys().iter().any(|key| key.path == path);
     if is_key { Some(path) } else { path.rsplit_once('.').map(|(path, _)| path) }
 }
 
-/// Returns the path of the key that other tools call `name`, with hyphens, and the unit if it is a
-/// length.
-fn key_of_other_tools(name: &str) -> Option<&'static str> {
-    for guess in FLAGS {
-        if let Replacement::Key(path) = guess.replacement
-            && lists(guess.names, " ", name)
-        {
-            return Some(path);
-        }
-    }
-    None
+/// Returns the keys that other tools call `name`, in lower case and with hyphens.
+fn key_guess(name: &str) -> Option<&'static FlagGuess> {
+    FLAGS.iter().find(|guess| !guess.replacement.paths().is_empty() && lists(guess.names, " ", name))
 }
 
 /// Returns the message that there is no recipe `name`, with those that it may mean.
@@ -834,6 +1349,10 @@ fn list(names: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
+    use clap::Parser;
+
     use super::*;
 
     const RECIPES: [&str; 5] =
@@ -858,22 +1377,90 @@ mod tests {
         for path in ["lr", "optim.epochs", "train.lr", "optim.l"] {
             assert!(!is_key(path), "{path}");
         }
-        assert_eq!(answer_setting("epochs=3").as_deref(), Some("--set optim.length.epochs=3"));
-        assert_eq!(answer_setting("train.batch_size_per_gpu=8").as_deref(), Some("--set optim.batch_size=8"));
-        assert_eq!(answer_setting("lr=1").as_deref(), Some("--set optim.lr=1"));
-        assert_eq!(answer_setting("optim.lr=1"), None);
     }
 
-    /// Every key of the table exists, and no name stands twice where the first answer would hide
-    /// the second.
+    /// Returns the answer to a setting of a command whose recipe is not known.
+    fn answer_to(entry: &str) -> Option<String> {
+        let program = Command::new("ocelli");
+        answer_setting(entry, &find_called(&program, &[]))
+    }
+
+    #[test]
+    fn settings_are_answered_with_keys() {
+        assert_eq!(answer_to("epochs=3").as_deref(), Some("use --set optim.length.epochs=3"));
+        assert_eq!(answer_to("lr=1").as_deref(), Some("use --set optim.lr=1"));
+        assert_eq!(answer_to("optim.lr=1"), None);
+        let answer = answer_to("train.batch_size_per_gpu=8").unwrap();
+        assert!(answer.starts_with("use --set optim.batch_size=8 on one rank"), "{answer}");
+        let answer = answer_to("workers=1").unwrap();
+        assert_eq!(answer, "use --set run.workers=1 or --set run.data_threads=1");
+    }
+
+    /// Returns the answer to a command line that is wrong.
+    fn answer_to_words(words: &[&str]) -> String {
+        let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
+        let mut program = Cli::command();
+        program.build();
+        let error = Cli::try_parse_from(&words).err().unwrap();
+        answer_usage(&error, &words, &program, &RECIPES).unwrap()
+    }
+
+    /// Values are typed as a shell needs them, all of them if the flag takes several.
+    #[test]
+    fn values_are_quoted() {
+        let answer = answer_to_words(&["ocelli", "pretrain", "--data", "my photos", "it's.tar"]);
+        assert_eq!(answer, r"--data is no flag of `ocelli pretrain`: use --shards 'my photos' 'it'\''s.tar'");
+        let answer = answer_to_words(&["ocelli", "pretrain", "--output", "a b", "c"]);
+        assert_eq!(answer, "--output is no flag of `ocelli pretrain`: use --workdir 'a b'");
+        let answer = answer_to_words(&["ocelli", "shards", "stats", "--data", "a b", "c"]);
+        assert!(answer.ends_with("it is given without a flag: `ocelli shards stats 'a b' c`"), "{answer}");
+        let answer = answer_to_words(&["ocelli", "export", "--force", "true"]);
+        assert_eq!(answer, "--force is no flag of `ocelli export`: use --overwrite");
+    }
+
+    /// Every key of the table exists, and a pair has two numbers.
     #[test]
     fn keys_of_the_table_exist() {
         for guess in FLAGS {
-            if let Replacement::Key(path) = guess.replacement {
-                assert!(is_key(path), "{path}");
+            let paths = guess.replacement.paths();
+            for path in paths.split(' ').filter(|path| !path.is_empty()) {
+                let found = keys_at(path);
+                assert!(!found.is_empty(), "{path}");
+                let is_pair = matches!(guess.replacement, Replacement::Pair(_));
+                assert!(!is_pair || found.iter().all(|key| key.form == "[number, number]"), "{path}");
             }
+        }
+    }
+
+    /// Names are written as they are looked up, and none stands twice where the first answer would
+    /// hide the second: for one command, for all, or as a key.
+    #[test]
+    fn names_of_the_table_are_unique() {
+        let mut seen = HashSet::new();
+        let mut key_names = HashSet::new();
+        for guess in FLAGS {
             for name in guess.names.split(' ') {
-                assert!(!name.is_empty() && name == name.replace('_', "-").to_lowercase(), "{name}");
+                assert!(!name.is_empty() && name == plain_name(name), "{name}");
+                for command in guess.commands.split(", ") {
+                    assert!(seen.insert((name, command)), "{name} stands twice for {command:?}");
+                }
+                let is_key = !guess.replacement.paths().is_empty();
+                assert!(!is_key || key_names.insert(name), "{name} is two keys");
+            }
+        }
+    }
+
+    /// Every command that the table names exists.
+    #[test]
+    fn commands_of_the_table_exist() {
+        let mut program = Cli::command();
+        program.build();
+        for guess in FLAGS {
+            let commands = guess.commands.split(", ").filter(|command| !command.is_empty());
+            for command in commands {
+                let line = format!("ocelli {command}");
+                let words: Vec<String> = line.split(' ').map(str::to_string).collect();
+                assert_eq!(find_called(&program, &words).name, command);
             }
         }
     }

@@ -2,7 +2,8 @@
 //! tools type them, files that are something else, and weights, runs and images that do not fit.
 //!
 //! An entry is a line `$ ocelli …`, and a line with the exit code and the words that the answer
-//! must have, separated by bars. All commands are run in one folder.
+//! must have, separated by bars; those after `without` it must not have. All commands are run in
+//! one folder.
 
 use std::fs;
 use std::path::Path;
@@ -21,6 +22,8 @@ struct Mistake {
     code: i32,
     /// Texts that the answer has.
     words: Vec<String>,
+    /// Texts that it does not have.
+    absent: Vec<String>,
 }
 
 /// Reads the entries.
@@ -37,9 +40,16 @@ fn read_mistakes() -> Vec<Mistake> {
         let answer = lines.next().unwrap();
         let mut parts = answer.split(" | ");
         let code = parts.next().unwrap().parse().unwrap_or_else(|_| panic!("no exit code: {answer}"));
-        let words: Vec<String> = parts.map(str::to_string).collect();
+        let mut words = Vec::new();
+        let mut absent = Vec::new();
+        for part in parts {
+            match part.strip_prefix("without ") {
+                Some(part) => absent.push(part.to_string()),
+                None => words.push(part.to_string()),
+            }
+        }
         assert!(!words.is_empty(), "no words for {command}");
-        mistakes.push(Mistake { command: command.to_string(), code, words });
+        mistakes.push(Mistake { command: command.to_string(), code, words, absent });
     }
     mistakes
 }
@@ -125,13 +135,83 @@ fn check(world: &World, mistake: &Mistake) -> Option<String> {
             faults.push(format!("without {words:?}"));
         }
     }
+    for words in &mistake.absent {
+        if answer.contains(words) {
+            faults.push(format!("with {words:?}"));
+        }
+    }
+    if let Some(recipe) = trained_recipe(&mistake.command) {
+        faults.extend(check_settings(world, recipe, &answer));
+    }
     if faults.is_empty() {
         return None;
     }
     Some(format!("$ ocelli {}\n{}\n{answer}", mistake.command, faults.join("; ")))
 }
 
-/// Every mistake gets the exit code and the words of the table.
+/// Returns the recipe of a command that trains, unless it begins with weights, without which it has
+/// no plan.
+fn trained_recipe(command: &str) -> Option<&str> {
+    if !command.starts_with("pretrain ") || command.contains(" --init ") {
+        return None;
+    }
+    let (_, rest) = command.split_once(" --recipe ")?;
+    rest.split(' ').next()
+}
+
+/// Returns the settings `KEY=VALUE` that `answer` advises with values that were typed, not with
+/// words in capital letters.
+fn advised_settings(answer: &str) -> Vec<&str> {
+    let mut settings = Vec::new();
+    for line in answer.lines() {
+        let Some((_, advice)) = line.split_once("use --set ") else { continue };
+        for part in advice.split("--set ") {
+            let end = match part.strip_prefix('\'') {
+                Some(quoted) => quoted.split('\'').next(),
+                None => part.split([' ', ',', ';']).next(),
+            };
+            let setting = end.unwrap_or_default();
+            let (_, value) = setting.split_once('=').unwrap_or_default();
+            if value.chars().any(|c| !c.is_ascii_uppercase()) {
+                settings.push(setting);
+            }
+        }
+    }
+    settings
+}
+
+/// Plans `recipe` with each setting that `answer` advises; returns those that fail.
+fn check_settings(world: &World, recipe: &str, answer: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    for setting in advised_settings(answer) {
+        // The data sheet of a GPU with memory for any batch: nothing is measured.
+        let args = ["plan", "--recipe", recipe, "--gpu", "a100-80", "--memory-gb", "1e6", "--ranks", "1"];
+        let mut command = program();
+        let output = command.current_dir(world.folder.path()).args(args).args(["--set", setting]).output();
+        let output = output.unwrap();
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            faults.push(format!("{recipe} does not take {setting}: {stderr}"));
+        }
+    }
+    faults
+}
+
+/// Settings are found in an answer, whether they are quoted or alternatives.
+#[test]
+fn advised_settings_are_found() {
+    for (answer, settings) in [
+        ("error: --lr is no flag: use --set optim.lr=0.1\n", vec!["optim.lr=0.1"]),
+        ("use --set 'method.momentum=[0.9,1]', at the start", vec!["method.momentum=[0.9,1]"]),
+        ("--set workers=1: use --set run.workers=1 or --set seed=1", vec!["run.workers=1", "seed=1"]),
+        ("no lr; use --set optim.lr=1\n  --epochs: use --set seed=2", vec!["optim.lr=1", "seed=2"]),
+        ("use --set optim.lr=VALUE", vec![]),
+    ] {
+        assert_eq!(advised_settings(answer), settings);
+    }
+}
+
+/// Every mistake gets the exit code and the words of the table, and settings that the recipe takes.
 #[test]
 fn mistakes_are_answered() {
     let mistakes = read_mistakes();
