@@ -5,15 +5,11 @@ use std::error::Error;
 use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 use report::shell_quote;
 use trainer::Recipe;
 use trainer::estimate::GPUS;
 use trainer::recipe::{Key, keys, keys_named};
-
-use crate::Cli;
-use crate::console::command_line;
-use crate::recipes::read_text;
 
 /// Similarity from which a word is taken for a misspelled one.
 const SIMILAR: f64 = 0.85;
@@ -562,11 +558,10 @@ struct UnknownFlag<'a> {
 }
 
 impl RecipeKeys {
-    /// Reads the recipe called `name`, or the file `name`.
-    fn read(name: &str) -> Option<Self> {
-        let text = read_text(name).ok()?;
-        let recipe = Recipe::parse(&text, name, &[]);
-        let recipe = recipe.or_else(|_| Recipe::parse(&text, name, &[TRANSFORMER.into()])).ok()?;
+    /// Reads the keys of the recipe called `name`, whose text is `text`.
+    fn read(name: &str, text: &str) -> Option<Self> {
+        let recipe = Recipe::parse(text, name, &[]);
+        let recipe = recipe.or_else(|_| Recipe::parse(text, name, &[TRANSFORMER.into()])).ok()?;
         let mut words = Vec::new();
         let mut n_crops = 0;
         for (path, value) in recipe.values() {
@@ -600,14 +595,16 @@ impl RecipeKeys {
 }
 
 /// Returns the answer to `error`, which clap found in the command line `words` of `program`, the
-/// built command; `None` if clap's own message is better. `recipes` are the names of recipes.
+/// built command; `None` if clap's own message is better. `recipes` are the names of recipes, and
+/// `read_recipe` returns the text of one, or of a file.
 pub(crate) fn answer_usage(
     error: &clap::Error,
     words: &[String],
     program: &Command,
     recipes: &[&str],
+    read_recipe: fn(&str) -> Option<String>,
 ) -> Option<String> {
-    let called = find_called(program, words);
+    let called = find_called(program, words, read_recipe);
     match error.kind() {
         ErrorKind::UnknownArgument => {
             let word = text_of(error, ContextKind::InvalidArg)?;
@@ -636,7 +633,11 @@ fn text_of(error: &clap::Error, kind: ContextKind) -> Option<String> {
 }
 
 /// Finds the command that `words`, which begin with the name of the program, call.
-fn find_called<'a>(program: &'a Command, words: &'a [String]) -> Called<'a> {
+fn find_called<'a>(
+    program: &'a Command,
+    words: &'a [String],
+    read_recipe: fn(&str) -> Option<String>,
+) -> Called<'a> {
     let mut command = program;
     let mut names: Vec<&str> = Vec::new();
     let mut n_used = words.len().min(1);
@@ -655,7 +656,8 @@ fn find_called<'a>(program: &'a Command, words: &'a [String]) -> Called<'a> {
     }
     let name = names.join(" ");
     let rest = &words[n_used..];
-    let recipe = used_recipe(command, &name, rest).and_then(RecipeKeys::read);
+    let used = used_recipe(command, &name, rest);
+    let recipe = used.and_then(|used| RecipeKeys::read(used, &read_recipe(used)?));
     Called { command, name, rest, recipe }
 }
 
@@ -1195,16 +1197,17 @@ fn answer_value(error: &clap::Error) -> Option<String> {
 }
 
 /// Checks the keys of `overrides`, settings of the form `optim.lr=1e-3`: returns an answer for the
-/// first whose key no recipe has, if it is known in other tools or in another section.
-pub(crate) fn answer_settings(overrides: &[String]) -> Option<String> {
+/// first whose key no recipe has, if it is known in other tools or in another section. They are for
+/// the recipe called `name`, whose text is `text`.
+pub(crate) fn answer_settings(overrides: &[String], name: &str, text: &str) -> Option<String> {
     let unknown: Vec<&String> = overrides.iter().filter(|entry| unknown_key(entry).is_some()).collect();
     if unknown.is_empty() {
         return None;
     }
-    let words = command_line();
-    let mut program = Cli::command();
-    program.build();
-    let called = find_called(&program, &words);
+    // Which command has the settings does not matter.
+    let command = Command::new("pretrain");
+    let recipe = RecipeKeys::read(name, text);
+    let called = Called { command: &command, name: String::new(), rest: &[], recipe };
     for entry in unknown {
         if let Some(answer) = answer_setting(entry, &called) {
             let path = unknown_key(entry)?;
@@ -1351,9 +1354,10 @@ fn list(names: &[&str]) -> String {
 mod tests {
     use std::collections::HashSet;
 
-    use clap::Parser;
+    use clap::{CommandFactory, Parser};
 
     use super::*;
+    use crate::{Cli, read_recipe};
 
     const RECIPES: [&str; 5] =
         ["dino_cifar", "dino_vits16", "dinov2_cifar", "dinov2_continue", "lejepa_cifar"];
@@ -1382,7 +1386,7 @@ mod tests {
     /// Returns the answer to a setting of a command whose recipe is not known.
     fn answer_to(entry: &str) -> Option<String> {
         let program = Command::new("ocelli");
-        answer_setting(entry, &find_called(&program, &[]))
+        answer_setting(entry, &find_called(&program, &[], read_recipe))
     }
 
     #[test]
@@ -1402,7 +1406,7 @@ mod tests {
         let mut program = Cli::command();
         program.build();
         let error = Cli::try_parse_from(&words).err().unwrap();
-        answer_usage(&error, &words, &program, &RECIPES).unwrap()
+        answer_usage(&error, &words, &program, &RECIPES, read_recipe).unwrap()
     }
 
     /// Values are typed as a shell needs them, all of them if the flag takes several.
@@ -1460,7 +1464,7 @@ mod tests {
             for command in commands {
                 let line = format!("ocelli {command}");
                 let words: Vec<String> = line.split(' ').map(str::to_string).collect();
-                assert_eq!(find_called(&program, &words).name, command);
+                assert_eq!(find_called(&program, &words, read_recipe).name, command);
             }
         }
     }

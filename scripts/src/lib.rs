@@ -173,7 +173,12 @@ fn answer_usage(error: &clap::Error, words: &[String]) -> Option<String> {
     }
     let mut program = Cli::command();
     program.build();
-    guesses::answer_usage(error, words, &program, &recipes::names())
+    guesses::answer_usage(error, words, &program, &recipes::names(), read_recipe)
+}
+
+/// Returns the text of a recipe; `None` if there is none.
+fn read_recipe(name: &str) -> Option<String> {
+    recipes::read_text(name).ok()
 }
 
 /// Result of a command that was run by [`run_within`].

@@ -49,7 +49,7 @@ pub(crate) fn load_with_model(
     model: impl Fn(Option<&str>) -> Result<ModelConfig, String>,
 ) -> anyhow::Result<Recipe> {
     let text = read_text(name)?;
-    check_settings(overrides)?;
+    check_settings(overrides, name, &text)?;
     let mut convolutional = None;
     let parsed = Recipe::parse_with_model(&text, name, overrides, |weights| {
         let model = model(weights)?;
@@ -79,10 +79,10 @@ fn convolutional_name(model: &ModelConfig) -> Option<&'static str> {
     }
 }
 
-/// Checks that the settings of `--set` have keys that a recipe may have, as far as others are
-/// known.
-pub(crate) fn check_settings(overrides: &[String]) -> anyhow::Result<()> {
-    match guesses::answer_settings(overrides) {
+/// Checks that the settings of `--set` for the recipe called `name`, whose text is `text`, have keys
+/// that a recipe may have, as far as others are known.
+pub(crate) fn check_settings(overrides: &[String], name: &str, text: &str) -> anyhow::Result<()> {
+    match guesses::answer_settings(overrides, name, text) {
         Some(answer) => bail!("{answer}"),
         None => Ok(()),
     }

@@ -27,7 +27,7 @@ const UNUSED_SHARE: f64 = 0.33;
 
 /// Bytes that are kept for each thread that computes: `lejepa_cifar` and `dino_cifar` held 18 to 27
 /// MB more for each of two to eight.
-const WORKER_BYTES: f64 = 18e6;
+const WORKER_BYTES: f64 = 22e6;
 
 /// Bytes of a decoded photograph and of its decoder, as a multiple of its bytes in a file: a JPEG
 /// has about a tenth of the bytes of its pixels.

@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 name: &args.name,
                 overrides: &args.overrides,
             };
-            check_settings(&args.overrides)?;
+            check_settings(&args.overrides, &args.name, "")?;
             out!("{}", Templates::new(&BUILT_IN)?.write(&request)?.trim_end());
         }
     }
