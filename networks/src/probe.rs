@@ -7,9 +7,9 @@ pub trait Probe {
     /// Returns the name, which prefixes the scores in the metrics.
     fn name(&self) -> &str;
 
-    /// Returns the interval of steps at which the probe runs in a run of `total_steps` steps, besides
-    /// its start and its end; 0 for none. `every_steps` is what the recipe says. It is the same on
-    /// all ranks.
+    /// Returns the interval of steps at which the probe runs in a run of `total_steps` steps,
+    /// besides its start and its end; 0 for none. `every_steps` is what the recipe says. It is the
+    /// same on all ranks.
     fn interval(&self, every_steps: u64, total_steps: u64) -> u64 {
         let _ = total_steps;
         every_steps

@@ -188,8 +188,8 @@ struct Preference {
 }
 
 impl Preference {
-    /// Creates the preference for `preferred` among `shards`, of which the first `n_against` are not
-    /// of the set.
+    /// Creates the preference for `preferred` among `shards`, of which the first `n_against` are
+    /// not of the set.
     ///
     /// # Errors
     /// [`PrepError::NoPreferred`] for a folder or a shard without any sample of the set.
@@ -213,8 +213,8 @@ impl Preference {
         Ok(preference)
     }
 
-    /// Returns the place of a sample of `shards` among the preferred folders and shards; their number
-    /// if it is in none of them.
+    /// Returns the place of a sample of `shards` among the preferred folders and shards; their
+    /// number if it is in none of them.
     fn place(&self, shards: &[Shard], entry: &SampleEntry) -> usize {
         let n_preferred = self.preferred.len();
         let Some(location) = self.shards.get(entry.shard) else { return n_preferred };
@@ -362,8 +362,8 @@ impl Copies {
     }
 
     /// Writes `copies.jsonl`, and `keep.txt` with shard and key of every sample that is kept, or
-    /// with the key alone if the set is one folder of images: in shards packed from it, samples have
-    /// the same keys.
+    /// with the key alone if the set is one folder of images: in shards packed from it, samples
+    /// have the same keys.
     fn write_lists(&self) -> Result<(), PrepError> {
         let list = self.list_path();
         self.write_copies(&list).map_err(|error| PrepError::file_system(&list, error))?;

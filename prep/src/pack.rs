@@ -272,8 +272,8 @@ fn write_failures(path: &Path, failures: &str) -> Result<(), PrepError> {
     result.map_err(|error| PrepError::io("write", path, error))
 }
 
-/// Counts the samples of `shards`, all of which are done, and joins the lists of failures unless this
-/// is a part.
+/// Counts the samples of `shards`, all of which are done, and joins the lists of failures unless
+/// this is a part.
 fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> Result<Packed, PrepError> {
     let mut n_samples = 0;
     let mut n_empty = 0;

@@ -19,9 +19,9 @@ pub(crate) struct InitialFlags {
     init: Option<PathBuf>,
     #[command(flatten)]
     weights: WeightFlags,
-    /// Start from a checkpoint of another run, with its optimizer state. RUN is the run's folder, for
-    /// its newest checkpoint, or a checkpoint; --workdir is new. The recipe can differ, except for
-    /// the networks; a Gram teacher can be added.
+    /// Start from a checkpoint of another run, with its optimizer state. RUN is the run's folder,
+    /// for its newest checkpoint, or a checkpoint; --workdir is new. The recipe can differ, except
+    /// for the networks; a Gram teacher can be added.
     #[arg(long, value_name = "RUN")]
     fork: Option<PathBuf>,
     /// Resume a run even if its optim.length has increased. Schedules that depend on the length of

@@ -79,8 +79,8 @@ fn convolutional_name(model: &ModelConfig) -> Option<&'static str> {
     }
 }
 
-/// Checks that the settings of `--set` for the recipe called `name`, whose text is `text`, have keys
-/// that a recipe may have, as far as others are known.
+/// Checks that the settings of `--set` for the recipe called `name`, whose text is `text`, have
+/// keys that a recipe may have, as far as others are known.
 pub(crate) fn check_settings(overrides: &[String], name: &str, text: &str) -> anyhow::Result<()> {
     match guesses::answer_settings(overrides, name, text) {
         Some(answer) => bail!("{answer}"),

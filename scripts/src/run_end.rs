@@ -25,8 +25,8 @@ const N_CLASSES_READ: u64 = 64;
 /// Largest number of images for which scores by neighbors among themselves are suggested.
 const MAX_LEFT_OUT: u64 = 100_000;
 
-/// Prints whether the run in `workdir` learns, and its first, best and last score, as far as that has
-/// been measured.
+/// Prints whether the run in `workdir` learns, and its first, best and last score, as far as that
+/// has been measured.
 pub(crate) fn print_scores(workdir: &Path) {
     // A file that cannot be read is reported where the page is written.
     let Ok(run) = Run::open(workdir) else { return };
@@ -153,7 +153,8 @@ impl EndedRun<'_> {
     }
 }
 
-/// Returns the flag, after a space, that lets a command replace `out`; nothing if it does not exist.
+/// Returns the flag, after a space, that lets a command replace `out`; nothing if it does not
+/// exist.
 fn overwrite_flag(out: &Path) -> &'static str {
     if out.exists() { " --overwrite" } else { "" }
 }

@@ -99,8 +99,8 @@ pub(crate) fn agree_on_groups(comm: &Communicator, topology: Topology) -> Result
     Ok(())
 }
 
-/// Returns the number of steps that a rank has found for a length in `minutes`, for all ranks; `None`
-/// if none has. All ranks call it.
+/// Returns the number of steps that a rank has found for a length in `minutes`, for all ranks;
+/// `None` if none has. All ranks call it.
 ///
 /// # Errors
 /// [`SessionError::Minutes`] if ranks have different lengths: those that measure theirs would wait

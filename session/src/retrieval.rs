@@ -21,8 +21,8 @@ use crate::evaluated_network::Origin;
 const EVALUATIONS_PER_RUN: u64 = 8;
 
 /// Number of training images for one image that is searched. Ten evaluations of two views each are
-/// then 20 forward passes for 50 images, each of which takes two views or more forward and backward,
-/// and often through a teacher: 3 to 7 % of a run's work.
+/// then 20 forward passes for 50 images, each of which takes two views or more forward and
+/// backward, and often through a teacher: 3 to 7 % of a run's work.
 const TRAINED_PER_IMAGE: u64 = 50;
 
 /// Fewest images whose number says something.

@@ -184,8 +184,8 @@ impl Connected {
         Ok(Resolved { connected: self, plan })
     }
 
-    /// Returns the steps of the run in the work directory, if both its length and that of the recipe
-    /// are the same number of minutes.
+    /// Returns the steps of the run in the work directory, if both its length and that of the
+    /// recipe are the same number of minutes.
     fn recorded_steps(&self) -> Result<Option<u64>, SessionError> {
         let Session { recipe, workdir, initial, .. } = &self.session;
         let Some(minutes) = recipe.optim.length.minutes() else { return Ok(None) };
@@ -318,7 +318,8 @@ impl Fitted {
     /// nothing for any other run. All ranks call it.
     ///
     /// # Errors
-    /// [`SessionError::Train`] when the first steps fail, or if the run is too short for its recipe.
+    /// [`SessionError::Train`] when the first steps fail, or if the run is too short for its
+    /// recipe.
     pub fn timed(mut self) -> Result<Self, SessionError> {
         let Length::Minutes(minutes) = self.plan.recipe.optim.length else { return Ok(self) };
         self.connected.regroup(&self.plan)?;

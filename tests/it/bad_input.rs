@@ -14,8 +14,8 @@ fn a_missing_shard_is_named() {
     check_message("bad_input::a_missing_shard_is_named.verify", &fails(&output, 2));
 }
 
-/// A path that does not exist is an error of the command line, whichever flag names it, and not of the
-/// data: a scheduler may start a run with damaged data again, but not a misspelled one.
+/// A path that does not exist is an error of the command line, whichever flag names it, and not of
+/// the data: a scheduler may start a run with damaged data again, but not a misspelled one.
 #[test]
 fn missing_paths_are_errors_of_the_command_line() {
     let world = World::new(4);

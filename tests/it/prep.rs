@@ -513,8 +513,8 @@ fn exact_copies_are_kept_where_they_are_preferred() {
     check_message(&format!("{NAME}.none"), &fails(&shards_verb(&world, "dedup", &shards, &args), 2));
 }
 
-/// A shard has at least one sample: limits of 0 are refused, and images that cannot be read leave no
-/// shard behind.
+/// A shard has at least one sample: limits of 0 are refused, and images that cannot be read leave
+/// no shard behind.
 #[test]
 fn no_empty_shards_are_written() {
     const NAME: &str = "prep::no_empty_shards_are_written";

@@ -339,7 +339,8 @@ fn images_that_cannot_be_used_are_named_by_a_warning() {
     module.run(&world, &code);
 }
 
-/// An image of PIL with 16 bits has the features of its file. One whose range is not known is refused.
+/// An image of PIL with 16 bits has the features of its file. One whose range is not known is
+/// refused.
 #[test]
 fn pil_images_of_more_than_8_bits_are_embedded_like_files_or_refused() {
     let Some(module) = Module::new() else { return };
@@ -370,7 +371,8 @@ fn pil_images_of_more_than_8_bits_are_embedded_like_files_or_refused() {
     module.run(&world, &code);
 }
 
-/// The error about arrays of other shapes and types names what came, and an expression that repairs it.
+/// The error about arrays of other shapes and types names what came, and an expression that repairs
+/// it.
 #[test]
 fn arrays_of_other_shapes_and_types_are_refused_with_what_to_do() {
     let Some(module) = Module::new() else { return };
@@ -489,7 +491,8 @@ fn a_run_in_python_is_scored_exported_reported_and_listed() {
     assert_eq!(scores["networks"]["teacher"]["knn_10"]["accuracy"].to_string(), lines[1]);
 }
 
-/// The table has the score of a run with its course, or else its search of views, as in the program.
+/// The table has the score of a run with its course, or else its search of views, as in the
+/// program.
 #[test]
 fn the_table_of_runs_in_python_has_the_scores_of_the_program() {
     let Some(module) = Module::new() else { return };
@@ -515,8 +518,8 @@ fn the_table_of_runs_in_python_has_the_scores_of_the_program() {
     module.run(&world, &code);
 }
 
-/// A message is printed once, with its level. In a notebook the line of progress is drawn over itself,
-/// and no message is lost in it; elsewhere it is a line of a log.
+/// A message is printed once, with its level. In a notebook the line of progress is drawn over
+/// itself, and no message is lost in it; elsewhere it is a line of a log.
 #[test]
 fn messages_in_python_are_shown_once() {
     let Some(module) = Module::new() else { return };

@@ -136,8 +136,8 @@ fn missing_files_are_reported_and_the_rest_is_shown() {
     check_message("report::missing_files_are_reported_and_the_rest_is_shown.nowhere", &fails(&output, 2));
 }
 
-/// Steps may take minutes: a page has loss, rate and stages of a run after its first step, and curves
-/// after its second.
+/// Steps may take minutes: a page has loss, rate and stages of a run after its first step, and
+/// curves after its second.
 #[test]
 fn a_page_shows_a_run_from_its_first_step_on() {
     let world = World::new(16);

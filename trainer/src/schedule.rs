@@ -169,7 +169,8 @@ fn rounded(steps: f64) -> Option<u64> {
     (0.0..1e15).contains(&steps).then_some(steps.round() as u64)
 }
 
-/// Length of a run: `{ epochs = 10 }`, `{ steps = 500 }`, `{ samples = 1e6 }` or `{ minutes = 30 }`.
+/// Length of a run: `{ epochs = 10 }`, `{ steps = 500 }`, `{ samples = 1e6 }` or `{ minutes = 30
+/// }`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Length {
@@ -184,8 +185,8 @@ pub enum Length {
 }
 
 impl Length {
-    /// Returns the length in steps, rounded to the nearest; `None` for minutes, whose steps depend on
-    /// the machine.
+    /// Returns the length in steps, rounded to the nearest; `None` for minutes, whose steps depend
+    /// on the machine.
     ///
     /// # Errors
     /// A message if the length is invalid.

@@ -71,8 +71,8 @@ fn views(images: &ImageSet) -> MultiCrop {
     if images.format().is_rgb8() { multicrop } else { multicrop.into_multichannel(0.0, 0.0) }
 }
 
-/// Returns the share of the rows, `[n, 2, D]`, whose nearest row among the other views of all images
-/// is of the same image, in percent. A tie is no hit, so that equal rows find nothing.
+/// Returns the share of the rows, `[n, 2, D]`, whose nearest row among the other views of all
+/// images is of the same image, in percent. A tie is no hit, so that equal rows find nothing.
 fn share_found(rows: &[f32], d: usize) -> f64 {
     let unit = unit_rows(rows, d);
     let views: Vec<&[f32]> = unit.chunks_exact(d).collect();

@@ -268,7 +268,8 @@ pub struct GroupedImage {
     pub role: String,
 }
 
-/// Writes rows of images as a PNG, the first of each row in a green frame, with `legend` below them.
+/// Writes rows of images as a PNG, the first of each row in a green frame, with `legend` below
+/// them.
 ///
 /// # Errors
 /// [`ReportError::Picture`].

@@ -58,8 +58,8 @@ impl Learning {
         Self::new(kind.test_images?, random_points.last()?.value, points, has_initial_weights)
     }
 
-    /// Creates the answer for `points`, the percentages of a run on `n_images` images in the order of
-    /// the steps.
+    /// Creates the answer for `points`, the percentages of a run on `n_images` images in the order
+    /// of the steps.
     fn new(
         n_images: usize,
         random_percent: f64,
@@ -134,8 +134,8 @@ impl Found {
         format!("{answer}: {found}; random weights find {random_percent:.0} %")
     }
 
-    /// Returns whether percentage `a` is larger than `b` by more than twice the standard error of the
-    /// difference of two shares of the images. A share is taken as if two more images had been
+    /// Returns whether percentage `a` is larger than `b` by more than twice the standard error of
+    /// the difference of two shares of the images. A share is taken as if two more images had been
     /// searched, one of them found, so that it is never without an error.
     fn is_above(&self, a: f64, b: f64) -> bool {
         let n = self.n_images as f64;

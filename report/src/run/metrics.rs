@@ -40,8 +40,8 @@ impl Metrics {
         Some(self.0.get(name)?.last()?.1)
     }
 
-    /// Returns the mean of the newest values of a column. The first step, which compiles kernels and
-    /// fills caches, does not count beside others.
+    /// Returns the mean of the newest values of a column. The first step, which compiles kernels
+    /// and fills caches, does not count beside others.
     pub(crate) fn recent(&self, name: &str) -> Option<f64> {
         let points = match self.0.get(name)?.as_slice() {
             [(1, _), others @ ..] if !others.is_empty() => others,

@@ -245,8 +245,8 @@ impl SeedScore {
     }
 }
 
-/// Returns what the scores called `metric` are ordered by: its name, and then the number at its end,
-/// so that `knn_20` comes before `knn_100`.
+/// Returns what the scores called `metric` are ordered by: its name, and then the number at its
+/// end, so that `knn_20` comes before `knn_100`.
 fn metric_order(metric: &str) -> (&str, u64) {
     let name = metric.trim_end_matches(|c: char| c.is_ascii_digit());
     (name, metric[name.len()..].parse().unwrap_or(0))

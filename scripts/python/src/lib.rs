@@ -17,8 +17,8 @@ use scripts::Failure;
 const INTERVAL: Duration = Duration::from_millis(10);
 
 /// Runs the command of `args`, which follow the name of the program. Returns 0 and its output, or
-/// the status with which the program would exit and the text of its error. `messages` is called with
-/// each line of its messages.
+/// the status with which the program would exit and the text of its error. `messages` is called
+/// with each line of its messages.
 ///
 /// # Errors
 /// `KeyboardInterrupt` after an interrupt.

@@ -53,7 +53,8 @@ pub(crate) struct Args {
     /// Folder for the plan, metrics and checkpoints. If it already holds a run, the run resumes.
     #[arg(long)]
     workdir: PathBuf,
-    /// Shards or folders to train on, instead of the recipe's. They are `train-{000000..000009}.tar`,
+    /// Shards or folders to train on, instead of the recipe's. They are
+    /// `train-{000000..000009}.tar`,
     /// `'data/train-*.tar'`, a folder of shards, Parquet files of images, or a folder of images,
     /// read in place.
     #[arg(long, num_args = 1..)]

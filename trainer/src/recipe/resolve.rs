@@ -15,8 +15,8 @@ const ALL_UNITS: usize = u32::MAX as usize;
 /// Number of steps of a plan whose length is in minutes, until they are measured.
 const UNMEASURED_STEPS: u64 = 1 << 20;
 
-/// Resolves and checks `recipe` for a data set of `n_samples`. If its length is in minutes, the plan
-/// has a large number of steps, and no run can begin with it before [`with_steps`].
+/// Resolves and checks `recipe` for a data set of `n_samples`. If its length is in minutes, the
+/// plan has a large number of steps, and no run can begin with it before [`with_steps`].
 ///
 /// # Errors
 /// [`TrainError::Recipe`] with the key and the reason.

@@ -293,8 +293,8 @@ fn is_probe_due(plan: &Plan, probe: &dyn Probe, done: u64) -> bool {
     done == 0 || done == plan.total_steps || (interval > 0 && done.is_multiple_of(interval))
 }
 
-/// Estimates the seconds of the probes after more than `done` steps, from the `seconds` that each has
-/// taken.
+/// Estimates the seconds of the probes after more than `done` steps, from the `seconds` that each
+/// has taken.
 fn probes_left_s(plan: &Plan, probes: &[Box<dyn Probe>], seconds: &[f64], done: u64) -> f64 {
     let mut left_s = 0.0;
     for (probe, probe_s) in probes.iter().zip(seconds) {

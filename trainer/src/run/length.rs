@@ -35,9 +35,9 @@ pub struct MeasuredLength {
     pub n_timed: usize,
 }
 
-/// Measures how many steps of the job's plan fit into `minutes`, the time of measuring included, and
-/// returns the communicator. The batches are those of the job, with bad samples in the ledger of its
-/// work directory; weights are random. All ranks call it, and get the same number.
+/// Measures how many steps of the job's plan fit into `minutes`, the time of measuring included,
+/// and returns the communicator. The batches are those of the job, with bad samples in the ledger
+/// of its work directory; weights are random. All ranks call it, and get the same number.
 ///
 /// # Errors
 /// Any error that stops a run in its first steps.

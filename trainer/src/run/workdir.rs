@@ -112,8 +112,9 @@ fn newest_plan(workdir: &Path, forked_step: Option<u64>) -> Option<(u64, Plan)> 
     (forked_step != Some(manifest.step)).then_some((manifest.step, manifest.plan))
 }
 
-/// Returns the plan of the run in `workdir`, from its file or else from its newest checkpoint; `None`
-/// if there is no run, or nothing but the checkpoint of another run after `forked_step` steps.
+/// Returns the plan of the run in `workdir`, from its file or else from its newest checkpoint;
+/// `None` if there is no run, or nothing but the checkpoint of another run after `forked_step`
+/// steps.
 ///
 /// # Errors
 /// [`TrainError::Io`], and [`TrainError::Recipe`] for a plan of another release.
