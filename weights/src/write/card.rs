@@ -33,6 +33,9 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     if let Some(data) = &card.data {
         let _ = writeln!(out, "{data}\n");
     }
+    if card.origins.is_empty() && card.plan.is_some() {
+        out.push_str("Origin: random weights.\n\n");
+    }
     out.push_str(&origins_text(&card.origins));
     let _ = writeln!(out, "## Use\n\n```python\n{}```\n", program(path, format, export));
     if format == Format::Safetensors {

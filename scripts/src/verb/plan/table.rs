@@ -7,6 +7,7 @@ use trainer::estimate::CandidateEstimate;
 use super::units::{GB, HOUR_S};
 use crate::columns::{Arrangement, Column, print_columns};
 use crate::console::print_paragraph;
+use crate::progress::format_duration;
 
 /// Rows are told apart by ranks and mode.
 const ARRANGEMENT: Arrangement = Arrangement { n_keys: 2, gap: 1 };
@@ -31,7 +32,7 @@ pub(super) fn print(model: &ModelCost, lines: &[CandidateEstimate], details: boo
     );
     explain("peak GB", "per rank; saving a checkpoint needs another copy of the state");
     explain("moved GB", "received by a rank per step");
-    explain("hours", "for the whole run; rank-h: hours times ranks (GPU-hours)");
+    explain("time", "of the whole run; rank-h: hours times ranks (GPU-hours)");
     if !details {
         return;
     }
@@ -70,7 +71,7 @@ fn estimate_columns(model: &ModelCost, lines: &[CandidateEstimate]) -> Vec<Colum
     let mut moved = Vec::new();
     let mut step = Vec::new();
     let mut rate = Vec::new();
-    let mut hours = Vec::new();
+    let mut times = Vec::new();
     let mut rank_hours = Vec::new();
     let mut fits = Vec::new();
     for line in lines {
@@ -85,9 +86,8 @@ fn estimate_columns(model: &ModelCost, lines: &[CandidateEstimate]) -> Vec<Colum
         moved.push(format!("{:.2}", line.traffic.bytes() / GB));
         step.push(format!("{:.3}", line.time.step_s));
         rate.push(rounded(line.images_per_s()));
-        let run_h = line.run_s().map(|run_s| run_s / HOUR_S);
-        hours.push(run_h.map_or_else(|| "-".into(), rounded));
-        let rank_h = run_h.map(|run_h| run_h * placement.world_size as f64);
+        times.push(line.run_s().map_or_else(|| "-".into(), format_duration));
+        let rank_h = line.run_s().map(|run_s| run_s / HOUR_S * placement.world_size as f64);
         rank_hours.push(rank_h.map_or_else(|| "-".into(), rounded));
         fits.push(if line.candidate.fits { String::new() } else { "too large".into() });
     }
@@ -99,7 +99,7 @@ fn estimate_columns(model: &ModelCost, lines: &[CandidateEstimate]) -> Vec<Colum
         Column::numbers("moved GB", moved),
         Column::numbers("step s", step),
         Column::numbers("images/s", rate),
-        Column::numbers("hours", hours),
+        Column::numbers("time", times),
         Column::numbers("rank-h", rank_hours),
     ]);
     // A column of nothing could be the only one of a divided table.
