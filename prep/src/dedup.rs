@@ -123,14 +123,35 @@ pub fn find_copies(
         if !entries_fit_shards {
             return Err(PrepError::PartsOfOtherShards { folder: job.out.to_path_buf() });
         }
-        let places: Vec<usize> = entries.iter().map(|entry| preference.place(&shards, entry)).collect();
-        let copies = compare_samples(&entries, n_against, rules.max_distance, &places);
+        let ranks = ranks_of_equals(&entries, &shards, &preference);
+        let copies = compare_samples(&entries, n_against, rules.max_distance, &ranks);
         let out = job.out.to_path_buf();
         let folders = given.folders;
         let copies = Copies { out, settings, sources, folders, shards, n_against, entries, copies, lock };
         copies.write_lists()?;
         Ok(copies)
     })
+}
+
+/// Returns the rank of each of `entries` among samples of the same quality, the lowest first: those
+/// of preferred places, then in the order of the shards and of the samples within them, and by name
+/// within a folder of images, whose order is one of training.
+fn ranks_of_equals(entries: &[SampleEntry], shards: &[Shard], preference: &Preference) -> Vec<usize> {
+    let is_folder: Vec<bool> = shards.iter().map(|shard| Path::new(&shard.name()).is_dir()).collect();
+    let mut order: Vec<usize> = (0..entries.len()).collect();
+    order.sort_by_cached_key(|index| {
+        let entry = &entries[*index];
+        let name = match shards.get(entry.shard) {
+            Some(shard) if is_folder[entry.shard] => shard.key(entry.index).to_string(),
+            _ => String::new(),
+        };
+        (preference.place(shards, entry), entry.shard, name, *index)
+    });
+    let mut ranks = vec![0; entries.len()];
+    for (rank, index) in order.into_iter().enumerate() {
+        ranks[index] = rank;
+    }
+    ranks
 }
 
 /// Checks that copies among `specs` can be removed, which is done by writing shards anew.
@@ -410,20 +431,20 @@ impl Copies {
 /// Finds copies, in the order of the samples. Samples are compared, the best first, with those that
 /// are kept, so that a chain of near images does not join images that are far apart. A sample with
 /// the bytes of a copy is an exact copy of the same original. Samples of the first `n_against`
-/// shards are always kept. Of samples of the same quality, those with the lowest of `places` are
+/// shards are always kept. Of samples of the same quality, those with the lowest of `ranks` are
 /// kept, one for each entry.
 fn compare_samples(
     entries: &[SampleEntry],
     n_against: usize,
     max_distance: u32,
-    places: &[usize],
+    ranks: &[usize],
 ) -> Vec<CopyOf> {
     let mut kept = KeptIndex { max_distance, originals: HashMap::new(), by_band: HashMap::new() };
     let mut copies = Vec::new();
     let mut order: Vec<usize> = (0..entries.len()).collect();
     order.sort_by_key(|index| {
         let entry = &entries[*index];
-        (entry.shard >= n_against, Reverse(entry.fingerprint.quality), places[*index], *index)
+        (entry.shard >= n_against, Reverse(entry.fingerprint.quality), ranks[*index], *index)
     });
     for index in order {
         let entry = &entries[index];

@@ -163,12 +163,29 @@ fn write_line(line: &str, numbers: Map<String, Value>) {
             }
             fields.to_string()
         }
+        LogFormat::Text if std::io::stderr().is_terminal() && !is_hosted() => {
+            wrap_message(&line, termwidth())
+        }
         LogFormat::Text => line,
     };
     match ANIMATED.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
         Some(animated) => animated.suspend(|| write_stderr(&line)),
         None => write_stderr(&line),
     }
+}
+
+/// Breaks the lines of `message` between words at `width` characters, but not those that are indented:
+/// these are commands to copy.
+fn wrap_message(message: &str, width: usize) -> String {
+    let mut lines = Vec::new();
+    for line in message.split('\n') {
+        if line.starts_with("  ") {
+            lines.push(line.to_string());
+        } else {
+            lines.push(wrap_words(line, 0, width));
+        }
+    }
+    lines.join("\n")
 }
 
 fn write_stderr(line: &str) {
@@ -373,7 +390,17 @@ pub(crate) fn output_lost(error: &std::io::Error) -> ! {
 
 #[cfg(test)]
 mod tests {
-    use super::wrap_words;
+    use super::{wrap_message, wrap_words};
+
+    #[test]
+    fn messages_are_broken_between_words_and_commands_are_not() {
+        let message =
+            "without labels: the run is learning\nnext:\n  ocelli report runs/a-long-name --out b.html";
+        assert_eq!(
+            wrap_message(message, 20),
+            "without labels: the\nrun is learning\nnext:\n  ocelli report runs/a-long-name --out b.html"
+        );
+    }
 
     #[test]
     fn lines_end_between_words() {

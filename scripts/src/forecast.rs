@@ -27,6 +27,8 @@ pub(crate) struct Forecast {
     batch_size: usize,
     /// Seconds of a step, without probes.
     pub(crate) step_s: f64,
+    /// Whether steps were measured, not their products and activations alone.
+    is_measured: bool,
     memory: MemoryNeed,
 }
 
@@ -127,6 +129,7 @@ impl Forecast {
             n_left,
             batch_size: plan.recipe.optim.batch_size,
             step_s,
+            is_measured: plan.minutes.is_some(),
             memory,
         })
     }
@@ -146,13 +149,16 @@ impl Forecast {
             n if n < self.total_steps => format!("{} of {total} are left, of", thousands(n)),
             _ => format!("{total} of"),
         };
-        format!(
-            "note: {steps} {}: about {}, {} each; needs about {} of memory",
-            counted(self.batch_size as u64, "image"),
-            format_duration(self.step_s * self.n_left as f64),
-            format_time(self.step_s),
-            self.memory.in_words()
-        )
+        let images = counted(self.batch_size as u64, "image");
+        let duration = format_duration(self.step_s * self.n_left as f64);
+        let step = format_time(self.step_s);
+        let time = if self.is_measured {
+            format!("about {duration}, {step} each")
+        } else {
+            // Small networks spend most of their time on what lies between products.
+            format!("at least {duration}, {step} each for products and activations")
+        };
+        format!("note: {steps} {images}: {time}; needs about {} of memory", self.memory.in_words())
     }
 }
 
@@ -163,19 +169,23 @@ mod tests {
     fn forecast(n_left: u64, needed_gb: f64, available_gb: Option<f64>) -> Forecast {
         let available_bytes = available_gb.map(|gb| gb * GB);
         let memory = MemoryNeed { needed_bytes: needed_gb * GB, available_bytes };
-        Forecast { total_steps: 1250, n_left, batch_size: 64, step_s: 0.28, memory }
+        Forecast { total_steps: 1250, n_left, batch_size: 64, step_s: 0.28, is_measured: false, memory }
     }
 
     #[test]
     fn time_and_memory_are_said_in_one_line() {
         let whole = forecast(1250, 1.24, Some(24.31));
+        let note = "note: 1,250 steps of 64 images: at least 5 min 50 s, 280 ms each for products and activations; \
+                    needs about 1.2 of 24.3 GB of memory";
+        assert_eq!(whole.note(), note);
+        let measured = Forecast { is_measured: true, ..forecast(1250, 1.24, Some(24.31)) };
         let note = "note: 1,250 steps of 64 images: about 5 min 50 s, 280 ms each; needs about 1.2 of 24.3 GB of \
                     memory";
-        assert_eq!(whole.note(), note);
+        assert_eq!(measured.note(), note);
         assert_eq!(whole.memory.warning(), None);
         let resumed = forecast(100, 0.31, None);
-        let note = "note: 100 of 1,250 steps are left, of 64 images: about 28 s, 280 ms each; needs about 0.31 \
-                    GB of memory";
+        let note = "note: 100 of 1,250 steps are left, of 64 images: at least 28 s, 280 ms each for products and \
+                    activations; needs about 0.31 GB of memory";
         assert_eq!(resumed.note(), note);
         assert_eq!(resumed.memory.warning(), None, "nothing is known");
     }

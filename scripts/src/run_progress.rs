@@ -18,7 +18,7 @@ const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█
 const STEPS_BEFORE_CORRECTION: u64 = 3;
 
 /// Share by which an estimate must be wrong to be corrected.
-const LEAST_ERROR: f64 = 0.3;
+const LEAST_ERROR: f64 = 0.15;
 
 /// Shows the progress of a run.
 pub(crate) struct RunProgress {
@@ -158,7 +158,7 @@ impl RunProgress {
     }
 }
 
-/// Returns a note that a step takes `measured_s` instead of `estimated_s`, with the time of the
+/// Returns a note that a step takes `measured_s`, not `estimated_s`, with the time of the
 /// `n_left` steps that are left; `None` if the estimate was about right.
 fn correction(estimated_s: f64, measured_s: f64, n_left: u64) -> Option<String> {
     let ratio = measured_s / estimated_s;
@@ -166,9 +166,8 @@ fn correction(estimated_s: f64, measured_s: f64, n_left: u64) -> Option<String> 
         return None;
     }
     Some(format!(
-        "note: a step takes about {}, not {} as estimated: about {} for the steps that are left",
+        "note: a step takes about {}: about {} for the steps that are left",
         format_time(measured_s),
-        format_time(estimated_s),
         format_duration(measured_s * n_left as f64)
     ))
 }
@@ -264,7 +263,7 @@ impl Observer for RunProgress {
     }
 
     fn probing(&mut self, _step: u64) {
-        // The probe has a bar of its own.
+        // A probe has a bar of its own.
         self.bar.finish_and_clear();
     }
 
@@ -275,11 +274,15 @@ impl Observer for RunProgress {
     }
 
     fn probes_ended(&mut self) {
-        self.bar.reset();
-        self.bar.set_position(self.step);
-        if self.bar.length() == Some(self.step) {
-            self.bar.finish();
+        // A bar that is reset is drawn at 0 once more.
+        let bar = run_bar(self.bar.length().unwrap_or_default(), self.step);
+        bar.set_prefix(self.bar.prefix());
+        bar.set_message(self.bar.message());
+        if bar.length() == Some(self.step) {
+            bar.finish();
         }
+        self.running.set(self.step, Some(&bar));
+        self.bar = bar;
     }
 }
 
@@ -316,13 +319,12 @@ mod tests {
     }
 
     #[test]
-    fn estimates_are_corrected_if_they_are_wrong_by_a_third() {
-        for (estimated_s, measured_s) in [(1.0, 1.2), (1.0, 0.8), (1.0, 1.0)] {
+    fn estimates_are_corrected_if_they_are_wrong() {
+        for (estimated_s, measured_s) in [(1.0, 1.1), (1.0, 0.9), (1.0, 1.0)] {
             assert_eq!(correction(estimated_s, measured_s, 100), None);
         }
         assert_eq!(correction(1.0, 5.0, 0), None, "nothing is left");
-        let line = "note: a step takes about 27 s, not 1.8 s as estimated: about 1 h 30 min for the steps that \
-                    are left";
+        let line = "note: a step takes about 27 s: about 1 h 30 min for the steps that are left";
         assert_eq!(correction(1.8, 27.0, 200).as_deref(), Some(line));
         assert!(correction(1.0, 0.5, 100).is_some());
     }

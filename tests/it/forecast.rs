@@ -23,7 +23,7 @@ fn time_and_memory_are_said_before_the_first_step() {
     let world = World::new(24);
     let log = ok(&world.pretrain("run", &["--set", "optim.length={steps=20}", "--log-every", "1e9"]));
     let note = log.lines().find(|line| line.contains("needs about")).unwrap_or_else(|| panic!("{log}"));
-    assert!(note.starts_with("note: 20 steps of 8 images: about "), "{note}");
+    assert!(note.starts_with("note: 20 steps of 8 images: at least "), "{note}");
     assert!(note.contains(" each; needs about ") && note.ends_with(" GB of memory"), "{note}");
     assert!(!log.contains("bound"), "{log}");
     let [needed, available] = said_gb(note);
@@ -47,7 +47,7 @@ fn time_and_memory_are_said_before_the_first_step() {
     // A run that is resumed has fewer steps left.
     let longer = ["--lengthen", "--set", "optim.length={steps=30}", "--log-every", "1e9"];
     let log = ok(&world.pretrain("run", &longer));
-    assert!(log.contains("note: 10 of 30 steps are left, of 8 images: about "), "{log}");
+    assert!(log.contains("note: 10 of 30 steps are left, of 8 images: at least "), "{log}");
 }
 
 /// Returns the rows of a log in JSON.

@@ -230,6 +230,18 @@ fn a_browser_opens_the_page_without_an_error() {
     }
 }
 
+/// A page with pictures is not replaced by one without, because of a misspelled folder.
+#[test]
+fn a_page_is_kept_if_the_images_do_not_exist() {
+    let world = World::new(24);
+    ok(&world.pretrain("run", &[]));
+    let page = fs::read(world.path("run/report.html")).unwrap();
+    let nowhere = world.text("nowhere");
+    let output = world.ocelli(&["report", &world.text("run"), "--images", &nowhere]);
+    check_message("report::a_page_is_kept_if_the_images_do_not_exist", &fails(&output, 2));
+    assert!(fs::read(world.path("run/report.html")).unwrap() == page);
+}
+
 /// Writes random weights of `model` to the file `name`, with a license; returns its path.
 fn write_weights(world: &World, name: &str, model: &str) -> String {
     let model: ModelConfig = toml::from_str(model).unwrap();

@@ -41,7 +41,7 @@ function overview() {
     return [el("span", { title: run.workdir }, named(i)), run.recipe, o.method, o.backbone, el("span", {}, ...states),
       `${o.step.toLocaleString("en")} of ${o.total_steps.toLocaleString("en")}`, short(o.loss),
       o.best ? el("span", { title: `${o.best.words}; ${o.best.about}` }, `${o.best.metric} ${o.best.course}`)
-        : o.learning ? el("span", { title: o.learning.words }, `views ${o.learning.course} (random ${o.learning.random_percent.toFixed(1)})`) : null, short(o.images_per_s), duration(o.seconds_left)];
+        : o.learning ? el("span", { title: o.learning.words }, `views ${o.learning.course} (random ${o.learning.random_percent.toFixed(1)}, of ${o.learning.n_images})`) : null, short(o.images_per_s), duration(o.seconds_left)];
   });
   const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "score: first → best → last", "images/s", "time left"];
   const scored = runs.filter((run) => run.overview.best);

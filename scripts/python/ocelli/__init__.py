@@ -11,7 +11,13 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from ocelli import _ocelli
+try:
+    from ocelli import _ocelli
+except ImportError as error:
+    if "_ocelli" not in str(error):
+        raise
+    message = "the compiled part of ocelli is missing: install the wheel, or run `maturin develop` in scripts/python"
+    raise ImportError(message) from error
 from ocelli._errors import (
     BugError,
     CheckError,

@@ -21,13 +21,14 @@ use session::{RetrievalProbe, ScoringProbe, Session, check_export, initial_model
 use trainer::checkpoint::steps;
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
+use trainer::run::status::Status;
 use trainer::{Plan, Recipe};
 use weights::Format;
 
 use super::export::export_beside;
 use super::report::write_beside;
 use crate::cluster::compute;
-use crate::console::{command_line, say};
+use crate::console::{chain, command_line, say};
 use crate::exit::PREEMPTED;
 use crate::forecast::Forecast;
 use crate::initial::InitialFlags;
@@ -92,9 +93,19 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let initial = args.initial.initial()?;
-    let mut recipe = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
+    let loaded = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
         initial_model(&initial, Some(&args.workdir), weights).map_err(|error| error.to_string())
-    })?;
+    });
+    // The backbone may be that of the run in the folder, with which another recipe makes no sense.
+    let mut recipe = match (loaded, Status::read(&args.workdir)) {
+        (Err(error), Ok(run)) if is_other_recipe(&args.recipe, &run) => bail!(
+            "{}; {} holds a run of recipe {}: for another recipe, choose another --workdir",
+            chain(&error),
+            args.workdir.display(),
+            run.plan.recipe.name
+        ),
+        (loaded, _) => loaded?,
+    };
     if args.shards.is_empty() {
         recipe.refuse_commands(&args.overrides)?
     } else {
@@ -166,6 +177,11 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         out!("{} done; checkpoints in {}", counted(plan.total_steps, "step"), checkpoints.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns whether `name` is a recipe of the program, and not that of `run`.
+fn is_other_recipe(name: &str, run: &Status) -> bool {
+    recipes::names().contains(&name) && run.plan.recipe.name != name
 }
 
 /// Checks that the requested format of the export, if there is one, can hold the network of

@@ -121,8 +121,14 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         bail!("{} exists and is not an Ocelli report; choose another --out", out.display());
     }
     let device = args.device.open()?.device;
-    let reports: Vec<Report> =
-        runs.into_iter().map(|run| create_report(args, run, storage, &device, None)).collect();
+    // A page is not replaced by one without the pictures that were asked for.
+    if !args.images.is_empty() && !args.no_pictures {
+        open_images(&args.images, storage)?;
+    }
+    let mut reports: Vec<Report> = Vec::with_capacity(runs.len());
+    for run in runs {
+        reports.push(create_report(args, run, storage, &device, None));
+    }
     let n_bytes = write_page(&out, &reports)?;
     if args.json {
         out!("{}", json!({ "file": out.display().to_string(), "bytes": n_bytes, "runs": reports.len() }));
@@ -172,6 +178,18 @@ pub(crate) fn write_beside(
 fn candidates_after(n_steps: u64, batch_size: usize) -> u64 {
     let n_trained = n_steps.saturating_mul(batch_size as u64);
     (n_trained / TRAINED_PER_CANDIDATE).clamp(LEAST_CANDIDATES, CANDIDATES)
+}
+
+/// Opens the images `specs` of `--images`.
+fn open_images(specs: &[String], storage: &Storage) -> anyhow::Result<Dataset> {
+    for spec in specs {
+        // Addresses, lists in braces and patterns are expanded where they are opened.
+        let is_path = !spec.contains("://") && !spec.contains(['{', '*', '?', '[', ':']);
+        if is_path && !Path::new(spec).exists() {
+            bail!("--images {spec} does not exist");
+        }
+    }
+    Ok(open_dataset(specs, storage)?)
 }
 
 /// Creates the report of a run with its shards, if available, and its pictures. Its neighbors are

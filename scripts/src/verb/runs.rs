@@ -163,7 +163,10 @@ fn score_cell(overview: &Overview) -> String {
         return format!("{} {}", best.metric, best.course);
     }
     match &overview.learning {
-        Some(learning) => format!("views {} (random {:.1})", learning.course, learning.random_percent),
+        Some(learning) => format!(
+            "views {} (random {:.1}, of {})",
+            learning.course, learning.random_percent, learning.n_images
+        ),
         None => "-".into(),
     }
 }

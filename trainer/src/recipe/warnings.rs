@@ -18,7 +18,7 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     for (key, steps) in lengths(&plan.recipe, length) {
         if steps > plan.total_steps {
             warnings.push(format!(
-                "{key} is {} but the run has only {}: it never finishes",
+                "{key} never finishes: it is {} long, but the run has only {}",
                 counted(steps, "step"),
                 thousands(plan.total_steps)
             ));

@@ -16,9 +16,19 @@ impl Source {
     /// Returns the license that the file, its configuration or the model card beside it states.
     pub(crate) fn license(&self) -> Option<String> {
         let in_file = self.metadata.get(LICENSE).map(String::as_str);
-        let stated = in_file.or_else(|| self.configured_license()).or_else(|| self.readme_license())?;
-        let line: String = stated.lines().next().unwrap_or_default().trim().chars().take(LONGEST).collect();
-        if line.is_empty() { None } else { Some(line) }
+        let mut stated: Vec<&str> = Vec::new();
+        // timm writes a license of its own into each configuration: where the model card states
+        // another one, both are named.
+        for license in [in_file, self.configured_license(), self.readme_license()].into_iter().flatten() {
+            let line = license.lines().next().unwrap_or_default().trim();
+            if !line.is_empty() && !stated.contains(&line) {
+                stated.push(line);
+            }
+        }
+        if stated.is_empty() {
+            return None;
+        }
+        Some(stated.join(", ").chars().take(LONGEST).collect())
     }
 
     /// Returns the license in the configuration of timm or transformers.

@@ -50,10 +50,17 @@ fn image(export: &Export<'_>) -> String {
         depth => format!(".round().clamp(0, {})", depth.unit()),
     };
     let unit = format.depth.unit();
+    let scaled = match export.preprocessing.decoding.bits_used {
+        Some(bits) => {
+            let largest = u16::MAX >> (16 - bits);
+            format!("pixels = pixels * (65535 / {largest})  # {bits} of 16 bits are used\n")
+        }
+        None => String::new(),
+    };
     format!(
         "# An array [C, H, W]: {format}.
 pixels = torch.from_numpy(numpy.load(\"image.npy\").astype(\"float32\"))[None]
-height, width = pixels.shape[2:]
+{scaled}height, width = pixels.shape[2:]
 size = [{resize_px} * height // min(height, width), {resize_px} * width // min(height, width)]
 pixels = torch.nn.functional.interpolate(pixels, size=size, mode=\"bicubic\", antialias=True){rounded}
 top, left = [round((side - {px}) / 2) for side in size]

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::decimal::decimals;
 use crate::export::Export;
+use crate::preprocessing::Preprocessing;
 
 /// Returns the contents of `preprocessor_config.json`.
 pub(super) fn preprocessor(export: &Export<'_>) -> Value {
@@ -20,9 +21,17 @@ pub(super) fn preprocessor(export: &Export<'_>) -> Value {
         "do_center_crop": true,
         "crop_size": { "height": px, "width": px },
         "do_rescale": true,
-        "rescale_factor": 1.0 / f64::from(preprocessing.pixels.depth.unit()),
+        "rescale_factor": 1.0 / largest_value(preprocessing),
         "do_normalize": true,
         "image_mean": decimals(&normalization.mean),
         "image_std": decimals(&normalization.std),
     })
 }
+/// Returns the value of a pixel that becomes 1.
+fn largest_value(preprocessing: &Preprocessing) -> f64 {
+    match preprocessing.decoding.bits_used {
+        Some(bits) => f64::from(u16::MAX >> (16 - bits)),
+        None => f64::from(preprocessing.pixels.depth.unit()),
+    }
+}
+
