@@ -174,8 +174,8 @@ fn write_line(line: &str, numbers: Map<String, Value>) {
     }
 }
 
-/// Breaks the lines of `message` between words at `width` characters, but not those that are indented:
-/// these are commands to copy.
+/// Breaks the lines of `message` between words at `width` characters, but not those that are
+/// indented: these are commands to copy.
 fn wrap_message(message: &str, width: usize) -> String {
     let mut lines = Vec::new();
     for line in message.split('\n') {

@@ -230,7 +230,7 @@ fn logs_have_the_requested_format() {
     let time = line.split(' ').next().unwrap();
     assert!(time.len() == 9 && time.ends_with('Z') && time.matches(':').count() == 2, "{line}");
     assert!(line.contains("epoch 4.00") && line.contains(" left"), "{line}");
-    assert!(log.contains("note: 12 steps of 8 images: about "), "{log}");
+    assert!(log.contains("note: 12 steps of 8 images: at least "), "{log}");
     let log = ok(&world.pretrain("quiet", &["--quiet"]));
     assert_eq!(log, "");
     let log = ok(&world.pretrain("json", &["--log-format", "json", "--set", "optim.length={steps=2}"]));

@@ -24,7 +24,10 @@ fn time_and_memory_are_said_before_the_first_step() {
     let log = ok(&world.pretrain("run", &["--set", "optim.length={steps=20}", "--log-every", "1e9"]));
     let note = log.lines().find(|line| line.contains("needs about")).unwrap_or_else(|| panic!("{log}"));
     assert!(note.starts_with("note: 20 steps of 8 images: at least "), "{note}");
-    assert!(note.contains(" each; needs about ") && note.ends_with(" GB of memory"), "{note}");
+    assert!(
+        note.contains(" each for products and activations; needs about ") && note.ends_with(" GB of memory"),
+        "{note}"
+    );
     assert!(!log.contains("bound"), "{log}");
     let [needed, available] = said_gb(note);
     assert!(needed > 0.0 && needed < available, "{note}");

@@ -308,7 +308,37 @@ fn licenses_are_read_from_the_folder_of_weights() {
     let config = path.join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, text.replacen('{', "{\n  \"license\": \"cc-by-nc-4.0\",", 1)).unwrap();
+    // timm writes a license of its own choice: both are named.
+    assert_eq!(read(&path, &hints).unwrap().license.as_deref(), Some("cc-by-nc-4.0, dinov3-license"));
+    std::fs::remove_file(&readme).unwrap();
     assert_eq!(read(&path, &hints).unwrap().license.as_deref(), Some("cc-by-nc-4.0"));
+}
+
+/// The program of a card scales values of which a part of the bits is used, as the network's images
+/// were scaled.
+#[test]
+fn programs_scale_the_bits_in_use() {
+    let model = ModelConfig::examples().remove(0);
+    let tensors = tensors(&model);
+    let card = Card::default();
+    let normalization = networks::Normalization::half(model.n_channels());
+    let mut preprocessing = Preprocessing::with_size(model.image_px() as u32, normalization);
+    preprocessing.pixels.depth = augment::Depth::Sixteen;
+    for (bits_used, expected) in [(Some(14), true), (None, false)] {
+        preprocessing.decoding.bits_used = bits_used;
+        let export = Export {
+            model: &model,
+            tensors: &tensors,
+            preprocessing: preprocessing.clone(),
+            network_name: "network",
+            precision: Precision::F32,
+            card: &card,
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let files = write(&folder.path().join("timm"), Format::Timm, &export, false).unwrap();
+        let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
+        assert_eq!(text.contains("pixels = pixels * (65535 / 16383)"), expected, "{text}");
+    }
 }
 
 #[test]

@@ -34,4 +34,3 @@ fn largest_value(preprocessing: &Preprocessing) -> f64 {
         None => f64::from(preprocessing.pixels.depth.unit()),
     }
 }
-
