@@ -38,6 +38,7 @@ impl BitsUsed {
             1 => "the inspected 16-bit image uses".to_string(),
             n => format!("{n} inspected 16-bit images use"),
         };
+        let remedy = remedy.replace("BITS", &bits.to_string());
         Some(format!("{images} only {bits} of 16 bits: the largest value is {largest} of 65535; {remedy}"))
     }
 
@@ -63,5 +64,5 @@ pub fn report_bits(dataset: &Dataset, rules: &DecodeRules) {
             bits.inspect(&sample.image.files(), rules);
         }
     }
-    bits.report(rules, "scale them with --set data.bits_used=BITS");
+    bits.report(rules, "scale them with --set data.bits_used=BITS and the constants of `ocelli shards stats --bits-used BITS`");
 }

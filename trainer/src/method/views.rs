@@ -201,6 +201,36 @@ impl ViewsConfig {
         }
     }
 
+    /// Returns the key of the views of `size_px`, the first if there are several; `views` where sizes
+    /// are mixed.
+    pub(crate) fn size_key(&self, size_px: u32) -> String {
+        let global_px;
+        let local_px;
+        match self {
+            Self::Dino(views) if views.mix.is_empty() => {
+                global_px = views.global_px;
+                local_px = views.local_px;
+            }
+            Self::Dinov2(views) if views.mix.is_empty() => {
+                global_px = views.global_px;
+                local_px = views.local_px;
+            }
+            Self::MocoV3(_) => return "views.size_px".into(),
+            Self::Custom(views) if views.mix.is_empty() => {
+                let found = views.crops.iter().position(|crop| crop.size_px == size_px);
+                return found.map_or("views".into(), |index| format!("views.crops.{index}.size_px"));
+            }
+            _ => return "views".into(),
+        }
+        if size_px == global_px {
+            "views.global_px".into()
+        } else if size_px == local_px {
+            "views.local_px".into()
+        } else {
+            "views".into()
+        }
+    }
+
     /// Converts the settings into a multi-crop of the sizes that they state, without `mix` and
     /// `channels`.
     fn to_multicrop(&self) -> Result<MultiCrop, String> {

@@ -23,14 +23,15 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     recipe.model.validate().map_err(|reason| recipe.error(reason))?;
     let views = recipe.views.view_mix().map_err(|reason| recipe.error(reason))?;
     let all_sizes: Vec<usize> = (0..views.first().groups().len()).collect();
-    check_sizes(&views, &all_sizes, &recipe.model, "the model").map_err(|reason| recipe.error(reason))?;
+    check_sizes(&recipe.views, &views, &all_sizes, &recipe.model, "the model")
+        .map_err(|reason| recipe.error(reason))?;
     let method = plan.method()?;
     method::check::check(&*method, &recipe.model)
         .map_err(|reason| recipe.error(format!("method: {reason}; this is a bug in ocelli")))?;
     let networks = method.networks();
     for network in &networks {
         let owner = format!("the network {}", network.name);
-        check_sizes(&views, &network.sizes(), network.model(&recipe.model), &owner)
+        check_sizes(&recipe.views, &views, &network.sizes(), network.model(&recipe.model), &owner)
             .map_err(|reason| recipe.error(reason))?;
     }
     check_channels(recipe, &networks).map_err(|reason| recipe.error(reason))?;
@@ -95,8 +96,14 @@ fn check_repeats(views: &ViewsConfig, networks: &[NetworkSpec], n_sizes: usize) 
 }
 
 /// Checks that the sides of views of the sizes numbered `sizes` are multiples of the stride of
-/// `model` in every batch. `owner` names the model in messages.
-fn check_sizes(views: &ViewMix, sizes: &[usize], model: &ModelConfig, owner: &str) -> Result<(), String> {
+/// `model` in every batch. `owner` names the model in messages, and `config` the keys of the sizes.
+fn check_sizes(
+    config: &ViewsConfig,
+    views: &ViewMix,
+    sizes: &[usize],
+    model: &ModelConfig,
+    owner: &str,
+) -> Result<(), String> {
     let stride_px = model.stride_px() as u32;
     for (_, views) in views.choices() {
         let groups = views.groups();
@@ -106,7 +113,8 @@ fn check_sizes(views: &ViewMix, sizes: &[usize], model: &ModelConfig, owner: &st
             let above = side.next_multiple_of(stride_px);
             let nearest = if below == 0 { format!("{above} is") } else { format!("{below} and {above} are") };
             return Err(format!(
-                "views: {side} px is not a multiple of {stride_px} px, the token size of {owner}; {nearest}"
+                "{}: {side} px is not a multiple of {stride_px} px, the token size of {owner}; {nearest}",
+                config.size_key(side)
             ));
         }
     }
