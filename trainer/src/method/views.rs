@@ -201,8 +201,8 @@ impl ViewsConfig {
         }
     }
 
-    /// Returns the key of the views of `size_px`, the first if there are several; `views` where sizes
-    /// are mixed.
+    /// Returns the key of the views of `size_px`, the first if there are several; `views` where
+    /// sizes are mixed.
     pub(crate) fn size_key(&self, size_px: u32) -> String {
         let global_px;
         let local_px;
