@@ -146,7 +146,13 @@ impl<'a> Run<'a> {
         }
         if self.trainer.state.step == 0 {
             let Self { journal, trainer, plan, heartbeat, .. } = self;
-            journal.probe_start(trainer, plan, probes, heartbeat, observer)?;
+            match journal.probe_start(trainer, plan, probes, heartbeat, observer) {
+                // Ranks that have lost one another cannot vote.
+                Err(error @ TrainError::Ranks(_)) => return Err(error),
+                // The ranks vote on it with the first batch.
+                Err(error) => self.failure = Some(error),
+                Ok(()) => {}
+            }
         }
         let (mut next, mut agreed) = self.first_batch()?;
         loop {
