@@ -21,7 +21,7 @@ use crate::machine;
 
 /// Memory that mimalloc keeps beside what is in use, as a share of that: a run of `dinov2_continue`
 /// with a ViT-S/14, 64 images a step and two workers held 21.6 GB, where a step and a checkpoint
-/// take 17.6. Both constants are set so that this and five recipes are within 10 % or nearly so, as
+/// take 17.6. Both constants are set so that this and five recipes are within about 10 %, as
 /// `scripts/bench/resident.py` measures them.
 const UNUSED_SHARE: f64 = 0.33;
 
