@@ -93,7 +93,9 @@ fn evaluation_bytes(plan: &Plan, model: &ModelCost, n_probed: usize) -> f64 {
     let recipe = &plan.recipe;
     let weights = 2.0 * F32 * UnitCost::total_numel(&model.trained.backbone) as f64;
     let features = 2.0 * F32 * (n_probed * recipe.model.width()) as f64;
-    let batch = eval::extraction_bytes(&recipe.model, recipe.data.format(), recipe.evaluated_px());
+    // A size that is no multiple of the stride is refused where images are evaluated.
+    let size_px = recipe.evaluated_px().next_multiple_of(recipe.model.stride_px());
+    let batch = eval::extraction_bytes(&recipe.model, recipe.data.format(), size_px);
     weights + features + batch
 }
 

@@ -63,7 +63,9 @@ impl RetrievalProbe {
             Some(recorded) if plan.recipe.run.retrieval_images > 0 => recorded.n_images,
             _ => n_images(plan, dataset.n_samples()),
         };
-        if n_images == 0 || !dataset.is_local() || plan.recipe.model.n_params() > MOST_PARAMETERS {
+        let is_whole = plan.recipe.evaluated_px().is_multiple_of(plan.recipe.model.stride_px());
+        if n_images == 0 || !is_whole || !dataset.is_local() || plan.recipe.model.n_params() > MOST_PARAMETERS
+        {
             return Ok(None);
         }
         let source = Source::Shards(Arc::clone(dataset));
