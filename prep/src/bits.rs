@@ -64,5 +64,7 @@ pub fn report_bits(dataset: &Dataset, rules: &DecodeRules) {
             bits.inspect(&sample.image.files(), rules);
         }
     }
-    bits.report(rules, "scale them with --set data.bits_used=BITS and the constants of `ocelli shards stats --bits-used BITS`");
+    let remedy = "scale them with --set data.bits_used=BITS and the constants of `ocelli shards stats \
+        --bits-used BITS`";
+    bits.report(rules, remedy);
 }

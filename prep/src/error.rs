@@ -12,8 +12,8 @@ use pipeline::words::counted;
 pub enum PrepError {
     /// The folder of a run was given for a folder of images.
     #[error(
-        "{} is the work directory of a run, whose pictures are no images to read: give the folder or the shards \
-         of the images",
+        "{} is the work directory of a run, whose pictures are no images to read: give the folder or the \
+         shards of the images",
         path.display()
     )]
     WorkDirectory {

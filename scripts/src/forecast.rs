@@ -175,17 +175,17 @@ mod tests {
     #[test]
     fn time_and_memory_are_said_in_one_line() {
         let whole = forecast(1250, 1.24, Some(24.31));
-        let note = "note: 1,250 steps of 64 images: at least 5 min 50 s, 280 ms each for products and activations; \
-                    needs about 1.2 of 24.3 GB of memory";
+        let note = "note: 1,250 steps of 64 images: at least 5 min 50 s, 280 ms each for products and \
+                    activations; needs about 1.2 of 24.3 GB of memory";
         assert_eq!(whole.note(), note);
         let measured = Forecast { is_measured: true, ..forecast(1250, 1.24, Some(24.31)) };
-        let note = "note: 1,250 steps of 64 images: about 5 min 50 s, 280 ms each; needs about 1.2 of 24.3 GB of \
-                    memory";
+        let note = "note: 1,250 steps of 64 images: about 5 min 50 s, 280 ms each; needs about 1.2 of 24.3 GB \
+                    of memory";
         assert_eq!(measured.note(), note);
         assert_eq!(whole.memory.warning(), None);
         let resumed = forecast(100, 0.31, None);
-        let note = "note: 100 of 1,250 steps are left, of 64 images: at least 28 s, 280 ms each for products and \
-                    activations; needs about 0.31 GB of memory";
+        let note = "note: 100 of 1,250 steps are left, of 64 images: at least 28 s, 280 ms each for products \
+                    and activations; needs about 0.31 GB of memory";
         assert_eq!(resumed.note(), note);
         assert_eq!(resumed.memory.warning(), None, "nothing is known");
     }

@@ -54,7 +54,8 @@ pub(crate) fn warn_of_missing_probes(workdir: &Path) {
                 format!(" (paths are relative to {})", start.folder.display())
             };
             say(format!(
-                "warning: an earlier start of this run scored it, and this one does not: to go on, add {}{folder}",
+                "warning: an earlier start of this run scored it, and this one does not: to go on, add \
+                 {}{folder}",
                 flags.join(" ")
             ));
             return;

@@ -224,7 +224,10 @@ pub enum SessionError {
         path: PathBuf,
     },
     /// No image can be used, for another reason than its number of channels and bits.
-    #[error("none of {} of {} can be used: {reason}", counted(*n_images as u64, "inspected image"), shards.join(" "))]
+    #[error(
+        "none of {} of {} can be used: {reason}", counted(*n_images as u64, "inspected image"),
+        shards.join(" ")
+    )]
     UnusableImages {
         /// Number of images that were inspected.
         n_images: usize,

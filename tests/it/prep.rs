@@ -418,10 +418,10 @@ fn a_folder_of_images_is_read_like_its_shards() {
     let folder = world.text("files/train-000000");
     let shard = world.text("data/train-000000.tar");
     for verb in ["stats", "verify"] {
-        let of_folder = json_of(&shards_verb(&world, verb, &folder, &["--json"]));
-        let of_shard = json_of(&shards_verb(&world, verb, &shard, &["--json"]));
+        let folder_totals = json_of(&shards_verb(&world, verb, &folder, &["--json"]));
+        let shard_totals = json_of(&shards_verb(&world, verb, &shard, &["--json"]));
         for key in ["samples", "bad", "classes", "formats", "image_bytes"] {
-            assert_eq!(of_folder[key], of_shard[key], "{verb}: {key}");
+            assert_eq!(folder_totals[key], shard_totals[key], "{verb}: {key}");
         }
     }
     let listed = shards_verb(&world, "ls", &folder, &[]);

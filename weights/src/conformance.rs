@@ -27,6 +27,19 @@ fn tensors(model: &ModelConfig) -> Vec<NamedTensor> {
     tensors
 }
 
+/// Returns the export of `model` in f32, with its usual preprocessing.
+fn f32_export<'a>(model: &'a ModelConfig, tensors: &'a [NamedTensor], card: &'a Card) -> Export<'a> {
+    let normalization = networks::Normalization::half(model.n_channels());
+    Export {
+        model,
+        tensors,
+        preprocessing: Preprocessing::with_size(model.image_px() as u32, normalization),
+        network_name: "network",
+        precision: Precision::F32,
+        card,
+    }
+}
+
 /// Returns a path in `folder` for a file or folder in `format`.
 fn export_path(folder: &Path, format: Format) -> std::path::PathBuf {
     folder.join(match format {
@@ -44,15 +57,11 @@ fn every_backbone_is_read_back_unchanged_in_every_format() {
         let px = model.image_px() as u32;
         let tensors = tensors(&model);
         let export = Export {
-            model: &model,
-            tensors: &tensors,
             preprocessing: Preprocessing::new(
                 networks::Normalization::half(model.n_channels()).into(),
                 augment::Transform { resize_px: px, size_px: px },
             ),
-            network_name: "network",
-            precision: Precision::F32,
-            card: &card,
+            ..f32_export(&model, &tensors, &card)
         };
         let mut n_formats = 0;
         for format in Format::ALL {
@@ -151,18 +160,7 @@ fn graphs_in_every_precision_are_read_as_rounded_parameters() {
     for model in ModelConfig::examples() {
         let tensors = tensors(&model);
         for precision in Precision::ALL {
-            let preprocessing = Preprocessing::with_size(
-                model.image_px() as u32,
-                networks::Normalization::half(model.n_channels()),
-            );
-            let export = Export {
-                model: &model,
-                tensors: &tensors,
-                preprocessing,
-                network_name: "network",
-                precision,
-                card: &card,
-            };
+            let export = Export { precision, ..f32_export(&model, &tensors, &card) };
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("a.onnx");
             match write(&path, Format::Onnx, &export, false) {
@@ -205,17 +203,7 @@ fn origins_and_licenses_are_in_cards_and_files() {
     let model = ModelConfig::examples().remove(0);
     let tensors = tensors(&model);
     let card = Card { origins: origins(), ..Card::default() };
-    let export = Export {
-        model: &model,
-        tensors: &tensors,
-        preprocessing: Preprocessing::with_size(
-            model.image_px() as u32,
-            networks::Normalization::half(model.n_channels()),
-        ),
-        network_name: "network",
-        precision: Precision::F32,
-        card: &card,
-    };
+    let export = f32_export(&model, &tensors, &card);
     let normalization = Some(networks::Normalization::half(model.n_channels()));
     let hints = Hints { heads: Some(heads(&model)), normalization, ..Hints::default() };
     let mut n_formats = 0;
@@ -251,17 +239,7 @@ fn cards_of_files_have_a_program_in_python() {
     let mut n_listed = 0;
     for model in ModelConfig::examples() {
         let tensors = tensors(&model);
-        let export = Export {
-            model: &model,
-            tensors: &tensors,
-            preprocessing: Preprocessing::with_size(
-                model.image_px() as u32,
-                networks::Normalization::half(model.n_channels()),
-            ),
-            network_name: "network",
-            precision: Precision::F32,
-            card: &card,
-        };
+        let export = f32_export(&model, &tensors, &card);
         let folder = tempfile::tempdir().unwrap();
         let path = export_path(folder.path(), Format::Safetensors);
         let files = write(&path, Format::Safetensors, &export, false).unwrap();
@@ -286,17 +264,7 @@ fn licenses_are_read_from_the_folder_of_weights() {
     let model = ModelConfig::examples().remove(0);
     let tensors = tensors(&model);
     let card = Card::default();
-    let export = Export {
-        model: &model,
-        tensors: &tensors,
-        preprocessing: Preprocessing::with_size(
-            model.image_px() as u32,
-            networks::Normalization::half(model.n_channels()),
-        ),
-        network_name: "network",
-        precision: Precision::F32,
-        card: &card,
-    };
+    let export = f32_export(&model, &tensors, &card);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("timm");
     write(&path, Format::Timm, &export, false).unwrap();
@@ -326,14 +294,7 @@ fn programs_scale_the_bits_in_use() {
     preprocessing.pixels.depth = augment::Depth::Sixteen;
     for (bits_used, expected) in [(Some(14), true), (None, false)] {
         preprocessing.decoding.bits_used = bits_used;
-        let export = Export {
-            model: &model,
-            tensors: &tensors,
-            preprocessing: preprocessing.clone(),
-            network_name: "network",
-            precision: Precision::F32,
-            card: &card,
-        };
+        let export = Export { preprocessing: preprocessing.clone(), ..f32_export(&model, &tensors, &card) };
         let folder = tempfile::tempdir().unwrap();
         let files = write(&folder.path().join("timm"), Format::Timm, &export, false).unwrap();
         let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
@@ -367,17 +328,7 @@ fn files_with_wrong_shapes_or_duplicate_tensors_are_rejected() {
     let model = ModelConfig::examples().remove(0);
     let tensors = tensors(&model);
     let card = Card::default();
-    let export = Export {
-        model: &model,
-        tensors: &tensors,
-        preprocessing: Preprocessing::with_size(
-            model.image_px() as u32,
-            networks::Normalization::half(model.n_channels()),
-        ),
-        network_name: "network",
-        precision: Precision::F32,
-        card: &card,
-    };
+    let export = f32_export(&model, &tensors, &card);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.safetensors");
     write(&path, Format::Timm, &export, false).unwrap();

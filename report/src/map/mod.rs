@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::ReportError;
 use crate::gallery::tile::Tile;
-use crate::template::fill;
+use crate::template::Page;
 
 /// A map of clusters.
 #[derive(Debug, Serialize)]
@@ -71,5 +71,11 @@ impl MapTile {
 /// Renders the page of `map`.
 pub fn map_html(map: &ClusterMap) -> String {
     let data = json!({ "version": env!("CARGO_PKG_VERSION"), "map": map });
-    fill(include_str!("map.html"), &[("/*script*/", include_str!("map.js"))], &data)
+    let page = Page {
+        title: "Ocelli clusters",
+        style: include_str!("map.css"),
+        tools: "",
+        scripts: &[include_str!("map.js")],
+    };
+    page.render(&data)
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::ReportError;
 use crate::gallery::Gallery;
-use crate::template::fill;
+use crate::template::Page;
 
 /// Name of the page.
 const PAGE: &str = "report.html";
@@ -55,7 +55,11 @@ fn html(report: &NetworkReport, made_at_s: u64) -> String {
         "version": env!("CARGO_PKG_VERSION"),
         "network": report,
     });
-    let scripts =
-        [("/*sheets*/", include_str!("../page/sheets.js")), ("/*script*/", include_str!("network.js"))];
-    fill(include_str!("network.html"), &scripts, &data)
+    let page = Page {
+        title: "Ocelli network",
+        style: "#network .words { max-width: 60rem; }\n",
+        tools: "",
+        scripts: &[include_str!("../page/sheets.js"), include_str!("network.js")],
+    };
+    page.render(&data)
 }

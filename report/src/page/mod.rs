@@ -15,7 +15,7 @@ use crate::gallery::{Gallery, quarantine};
 use crate::run::Run;
 use crate::run::metrics::downsample;
 use crate::run::overview::Overview;
-use crate::template::fill;
+use crate::template::Page;
 
 /// Number of bytes at the beginning of a page that contain its title.
 const BEGINNING: u64 = 300;
@@ -62,12 +62,13 @@ fn html(reports: &[Report], made_at_s: u64) -> String {
         "runs": runs,
         "settings": differing_settings(reports),
     });
-    let scripts = [
-        ("/*sheets*/", include_str!("sheets.js")),
-        ("/*charts*/", include_str!("charts.js")),
-        ("/*script*/", include_str!("page.js")),
-    ];
-    fill(include_str!("page.html"), &scripts, &data)
+    let page = Page {
+        title: "Ocelli report",
+        style: "",
+        tools: include_str!("tools.html"),
+        scripts: &[include_str!("sheets.js"), include_str!("charts.js"), include_str!("page.js")],
+    };
+    page.render(&data)
 }
 
 /// Returns all data that the page shows of a run.

@@ -169,8 +169,8 @@ mod tests {
         // The standard error of this difference is 2.4 %.
         assert_eq!(
             words(12.0, &[(100, 16.0)]),
-            "no better than random weights: it finds 16 % of the other views of 400 images; random weights find \
-             12 %"
+            "no better than random weights: it finds 16 % of the other views of 400 images; random weights \
+             find 12 %"
         );
         // A collapse.
         let collapsed = words(12.0, &[(100, 40.0), (200, 0.0)]);
@@ -188,8 +188,8 @@ mod tests {
         assert!(words(12.0, &[(0, 60.0), (200, 41.0)]).starts_with("worse than it began: it finds 41 %"));
         assert_eq!(
             words(12.0, &[(1000, 60.0), (2000, 41.0)]),
-            "getting worse: it finds 41 % of the other views of 400 images, and found 60 % at step 1,000; random \
-             weights find 12 %"
+            "getting worse: it finds 41 % of the other views of 400 images, and found 60 % at step 1,000; \
+             random weights find 12 %"
         );
         // One view of 800 is no difference, also where the share has no variance.
         assert!(words(12.0, &[(100, 100.0), (200, 99.9)]).starts_with("learning: it finds 100 %"));

@@ -126,8 +126,8 @@ impl Exchange for RegnetConfig {
             // Widths as they are, because torchvision would round those of some designs.
             expression: format!(
                 "regnet.RegNet(regnet.BlockParams(depths={depths:?}, widths={widths:?}, \
-                 group_widths={group_widths:?}, bottleneck_multipliers=[1.0] * {n_stages}, strides=[2] * {n_stages}, \
-                 se_ratio=0.25))"
+                 group_widths={group_widths:?}, bottleneck_multipliers=[1.0] * {n_stages}, \
+                 strides=[2] * {n_stages}, se_ratio=0.25))"
             ),
             changes,
         })

@@ -30,12 +30,15 @@ pub(super) fn ranks_per_node(args: &Args) -> usize {
 
 /// Returns the number of workers of a rank.
 pub(super) fn n_workers(args: &Args, recipe: Option<&Recipe>) -> usize {
-    let of_recipe = recipe.map_or(0, |recipe| recipe.run.workers);
-    match args.workers {
-        Some(workers) => workers,
-        None if !is_this_machine(args) => 1,
-        None if of_recipe > 0 => of_recipe,
-        None => machine::rank_resources(ranks_per_node(args), 1, &Opened::cpu()).n_workers,
+    if let Some(workers) = args.workers {
+        return workers;
+    }
+    if !is_this_machine(args) {
+        return 1;
+    }
+    match recipe.map_or(0, |recipe| recipe.run.workers) {
+        0 => machine::rank_resources(ranks_per_node(args), 1, &Opened::cpu()).n_workers,
+        workers => workers,
     }
 }
 
