@@ -132,13 +132,17 @@ pub fn open_files(
 /// shard.
 ///
 /// # Errors
-/// [`EvalError::Data`] when the list of shards cannot be read.
+/// [`EvalError::Data`] when the list of shards cannot be read, [`EvalError::Prep`] when a folder
+/// cannot be read.
 pub fn with_names(images: ImageSet, specs: &[String], storage: &Storage) -> Result<ImageSet, EvalError> {
-    // The classes of a folder of images are names.
-    match specs.iter().find(|spec| !is_folder_of_images(spec).unwrap_or(false)) {
-        Some(first) => Ok(images.named(&read_class_names(&storage.sources(std::slice::from_ref(first))?))),
-        None => Ok(images),
+    for spec in specs {
+        // The classes of a folder of images are names.
+        if !is_folder_of_images(spec)? {
+            let first = storage.sources(std::slice::from_ref(spec))?;
+            return Ok(images.named(&read_class_names(&first)));
+        }
     }
+    Ok(images)
 }
 
 /// Reports if some of `images`, which are inspected, use a part of 16 bits.

@@ -10,7 +10,7 @@ use eval::{ImageSet, Source, features};
 use kernels::device::Device;
 use networks::{ModelConfig, Origin};
 use pipeline::Storage;
-use pipeline::words::counted;
+use pipeline::words::{counted, thousands};
 use prep::open::open_dataset;
 use report::{Gallery, GalleryOptions, NetworkReport, network_files, write_network};
 use session::{EvaluatedNetwork, NetworkSettings, find_workdir};
@@ -108,7 +108,12 @@ impl WeightsReport<'_> {
         let colors = &open.network.pixels.normalization;
         facts.push((
             "images",
-            format!("{} of {}, {}", images.len(), images.name, open.network.pixels.format()),
+            format!(
+                "{} of {}, {}",
+                thousands(images.len() as u64),
+                images.name,
+                open.network.pixels.format()
+            ),
         ));
         facts.push(("transform", open.transform.to_string()));
         facts.push(("normalization", format!("mean {:?}, standard deviation {:?}", colors.mean, colors.std)));

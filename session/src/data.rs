@@ -52,7 +52,7 @@ pub fn open_local(
     let mut paths = Vec::new();
     for spec in data.shard_lists() {
         let path = folder.join(&spec).to_string_lossy().into_owned();
-        if is_folder_of_images(&path).unwrap_or(false) {
+        if is_folder_of_images(&path)? {
             paths.push(path);
             continue;
         }
