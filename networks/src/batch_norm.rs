@@ -68,8 +68,8 @@ impl BatchNorm {
         1 + 2 * self.width
     }
 
-    /// Returns `x` of `[B, N, C]`, to be used in place of the argument, and its sums, `[1 + 2C]`.
-    pub fn moments(&self, x: Tensor<3>, cx: &Context<'_>) -> (Tensor<3>, Tensor<1>) {
+    /// Returns `x` of `[.., C]`, to be used in place of the argument, and its sums, `[1 + 2C]`.
+    pub fn moments<const D: usize>(&self, x: Tensor<D>, cx: &Context<'_>) -> (Tensor<D>, Tensor<1>) {
         ops::moments(x, cx.leaves.get(&self.param("running_mean")))
     }
 

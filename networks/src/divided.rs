@@ -4,7 +4,7 @@
 //! ([`Unit::parts`](crate::unit::Unit::parts)). They are units of the network's list, which
 //! gathers, sums and tapes treat like any other, but share the index of the undivided unit, and
 //! with it its random numbers, its learning rate and its name in exports.
-//! [`Features`](crate::features::Features) carry what later parts need: the skip connection, and
+//! [`Tokens`](crate::tokens::Tokens) carry what later parts need: the skip connection, and
 //! columns of a product that is not complete. A parameter may be divided by rows, which have the
 //! initial values of the whole and share its clip norm.
 

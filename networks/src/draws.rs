@@ -1,5 +1,7 @@
 //! Random numbers of a unit in training: dropped branches, and changes of coordinates.
 
+use std::ops::Range;
+
 use kernels::ops::MIN_SKIPPED_SHARE;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -82,8 +84,10 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Returns the factors of a branch, one for each of the B·V sequences of `group`.
-    pub fn factors(&self, group: usize, branch: usize) -> Option<&[f32]> {
-        self.drop_path.get(group).map(|branches| branches[branch].as_slice())
+    /// Returns the factors of a branch, one for each sequence of the groups of a stream, which have
+    /// these indices; `None` when nothing is dropped.
+    pub fn factors(&self, groups: Range<usize>, branch: usize) -> Option<Vec<f32>> {
+        let branches = self.drop_path.get(groups)?;
+        Some(branches.iter().flat_map(|branches| branches[branch].iter().copied()).collect())
     }
 }

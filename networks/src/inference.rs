@@ -10,12 +10,12 @@ use xxhash_rust::xxh3::Xxh3;
 use crate::backbone::{Levels, ModelConfig, Readout};
 use crate::draws::Draws;
 use crate::error::NetworkError;
-use crate::features::Features;
 use crate::init::fill;
 use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
 use crate::patches::{PixelInput, Pixels};
 use crate::tensor::{NamedTensor, by_name, values_of};
+use crate::tokens::Tokens;
 use crate::unit::{Context, GroupShape, StatSets, Types, Unit};
 
 /// A backbone with its weights.
@@ -111,22 +111,19 @@ impl Network {
 
     /// Returns one vector for each of `images`, `[C, size, size]` as stored values: `[B, D]`.
     pub fn embed(&self, images: &[&[u8]], size_px: usize) -> Tensor<2> {
-        let x = self.features(images, size_px).pooled().x;
-        let [b, _, d] = x.dims();
-        x.reshape([b, d])
+        self.tokens(images, size_px).pooled().x
     }
 
-    /// Returns all features of `images`, `[C, size, size]` as stored values: `[B, P + N, D]`.
-    pub fn features(&self, images: &[&[u8]], size_px: usize) -> Features {
+    /// Returns all tokens of `images`, `[C, size, size]` as stored values: one sequence for each.
+    pub fn tokens(&self, images: &[&[u8]], size_px: usize) -> Tokens {
         // One level is requested, and one is returned.
         self.forward_to(images, size_px, &[self.units.len() - 1], None).pop().expect("one level")
     }
 
-    /// Returns the features of `images`, `[C, size, size]` as stored values, at each of the last
-    /// `n` levels of the backbone, or at all levels if it has fewer, `[B, P + N, D]` each. Levels
-    /// are the blocks of a transformer, each read through the last norm, or the stages of a
-    /// convolutional network.
-    pub fn levels(&self, images: &[&[u8]], size_px: usize, n: usize) -> Vec<Features> {
+    /// Returns the tokens of `images`, `[C, size, size]` as stored values, at each of the last `n`
+    /// levels of the backbone, or at all levels if it has fewer. Levels are the blocks of a
+    /// transformer, each read through the last norm, or the stages of a convolutional network.
+    pub fn levels(&self, images: &[&[u8]], size_px: usize, n: usize) -> Vec<Tokens> {
         let Levels { units, readout } = self.model.levels();
         let first = units.len().saturating_sub(n.max(1));
         self.forward_to(images, size_px, &units[first..], readout)
@@ -153,42 +150,41 @@ impl Network {
     /// 1 minus the attention to prefix tokens.
     pub fn class_attention(&self, images: &[&[u8]], size_px: usize) -> Option<(Tensor<3>, [usize; 2])> {
         let input = self.input();
-        let mut groups = vec![input.features(images, size_px, &self.device)];
+        let mut streams = vec![input.tokens(images, size_px, &self.device)];
         let mut class_attention = None;
         for index in 0..self.units.len() {
             let leaves = Leaves::new(&self.layouts[index], &self.flats[index], false);
             let weights =
-                with_evaluation_context(&leaves, 1, |cx| self.units[index].attention(&groups[0], cx));
-            let n_prefix = groups[0].n_prefix;
+                with_evaluation_context(&leaves, 1, |cx| self.units[index].class_attention(&streams[0], cx));
+            let group = streams[0].only_group();
             if let Some(weights) = weights
-                && n_prefix > 0
+                && group.n_prefix > 0
             {
-                let [b, heads, tokens, _] = weights.dims();
-                let class_weights = weights.slice([0..b, 0..heads, 0..1, n_prefix..tokens]);
-                let class_weights = class_weights.reshape([b, heads, tokens - n_prefix]);
-                class_attention = Some((class_weights, groups[0].grid));
+                let [b, heads, tokens] = weights.dims();
+                let class_weights = weights.slice([0..b, 0..heads, group.n_prefix..tokens]);
+                class_attention = Some((class_weights, group.grid));
             }
-            groups = self.forward_unit(index, groups);
+            streams = self.forward_unit(index, streams);
         }
         class_attention
     }
 
-    /// Computes the features after each of the units `ends`, passed through the unit `readout`.
+    /// Computes the tokens after each of the units `ends`, passed through the unit `readout`.
     fn forward_to(
         &self,
         images: &[&[u8]],
         size_px: usize,
         ends: &[usize],
         readout: Option<usize>,
-    ) -> Vec<Features> {
+    ) -> Vec<Tokens> {
         let input = self.input();
         let slices = self.workers.map(self.workers.slices(images.len()), |_, range| {
-            let mut groups = vec![input.features(&images[range], size_px, &self.device)];
+            let mut streams = vec![input.tokens(&images[range], size_px, &self.device)];
             let mut levels = Vec::with_capacity(ends.len());
             for index in 0..=ends.last().copied().unwrap_or_default() {
-                groups = self.forward_unit(index, groups);
+                streams = self.forward_unit(index, streams);
                 if ends.contains(&index) {
-                    let level = groups.clone();
+                    let level = streams.clone();
                     levels.extend(match readout {
                         Some(readout) => self.forward_unit(readout, level),
                         None => level,
@@ -199,22 +195,22 @@ impl Network {
         });
         let mut levels = Vec::with_capacity(ends.len());
         for level in 0..ends.len() {
-            let values = slices.iter().map(|slice| slice[level].x.clone()).collect();
-            levels.push(slices[0][level].with(Tensor::cat(values, 0)));
+            let parts: Vec<Tokens> = slices.iter().map(|slice| slice[level].clone()).collect();
+            levels.push(Tokens::concat(&parts));
         }
         levels
     }
 
-    /// Passes `groups` through all stages of the unit `index` with running statistics, so that
+    /// Passes `streams` through all stages of the unit `index` with running statistics, so that
     /// images do not depend on one another.
-    fn forward_unit(&self, index: usize, mut groups: Vec<Features>) -> Vec<Features> {
+    fn forward_unit(&self, index: usize, mut streams: Vec<Tokens>) -> Vec<Tokens> {
         let unit = &self.units[index];
         let leaves = Leaves::new(&self.layouts[index], &self.flats[index], false);
-        with_evaluation_context(&leaves, groups.len(), |cx| {
+        with_evaluation_context(&leaves, streams.len(), |cx| {
             for stage in 0..unit.n_stages() {
-                groups = unit.forward(stage, groups, cx).features;
+                streams = unit.forward(stage, streams, cx).streams;
             }
-            groups
+            streams
         })
     }
 
@@ -239,8 +235,10 @@ pub fn inference_bytes(model: &ModelConfig, size_px: usize) -> f64 {
         n_views: 1,
         n_prefix: 0,
         grid: [size_px / cell_px; 2],
+        n_dropped: 0,
         width: model.n_channels() * cell_px * cell_px,
         n_masked: 0,
+        n_mask_blocks: 1,
         is_map: false,
         intermediates: None,
     };

@@ -33,7 +33,7 @@ struct CpuLeaves {
     gradients: Vec<SharedGradient>,
     /// Input of the operations that use the parameters, before which the backward pass adds their
     /// gradients; `None` if it adds them at its end.
-    input: Option<Tensor<3>>,
+    input: Option<Tensor<2>>,
 }
 
 /// Buffers in the memory of a GPU.
@@ -92,10 +92,10 @@ impl<'a> Leaves<'a> {
         self
     }
 
-    /// Returns the same parameters for uses on `input`, `[B, N, D]`, a tensor of the same graph. On
+    /// Returns the same parameters for uses on `input`, `[T, D]`, a tensor of the same graph. On
     /// the CPU, the backward pass then adds their gradients before it reaches the units that
     /// compute `input`; otherwise it would hold the gradients of both at the same time.
-    pub fn used_on(&self, input: &Tensor<3>) -> Self {
+    pub fn used_on(&self, input: &Tensor<2>) -> Self {
         let mut source = self.source.clone();
         if let Source::Cpu(leaves) = &mut source {
             leaves.input = Some(input.clone());

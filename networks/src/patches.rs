@@ -10,7 +10,7 @@ use burn_tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::features::Features;
+use crate::tokens::Tokens;
 
 /// Mean and standard deviation by channel, in units of the largest whole number, or of 1 for
 /// floating-point values.
@@ -160,14 +160,14 @@ impl PixelInput {
     }
 
     /// Returns the input of a network for `views` of `size_px`, on `device`.
-    pub fn features(&self, views: &[&[u8]], size_px: usize, device: &Device) -> Features {
+    pub fn tokens(&self, views: &[&[u8]], size_px: usize, device: &Device) -> Tokens {
         let (values, shape) = self.vectors(views, size_px);
         self.on_grid(Tensor::from_data(TensorData::new(values, shape), device), size_px)
     }
 
-    /// Creates features from the vectors `x`, `[n, N, C·p·p]`, of views of `size_px`.
-    pub fn on_grid(&self, x: Tensor<3>, size_px: usize) -> Features {
-        Features::on_grid(x, [size_px / self.cell_px; 2])
+    /// Creates tokens from the vectors `x`, `[n, N, C·p·p]`, of views of `size_px`.
+    pub fn on_grid(&self, x: Tensor<3>, size_px: usize) -> Tokens {
+        Tokens::on_grid(x, [size_px / self.cell_px; 2])
     }
 }
 

@@ -128,7 +128,7 @@ mod tests {
         for [start, end] in parts {
             let draws = drawing.at(*start..*end);
             for (group, branch) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-                all_factors[group][branch].extend_from_slice(draws.factors(group, branch).unwrap());
+                all_factors[group][branch].extend(draws.factors(group..group + 1, branch).unwrap());
             }
         }
         all_factors

@@ -1,6 +1,6 @@
 //! The unit of sharding: a part of a network whose parameters live in one flat buffer.
 //!
-//! A unit owns no tensor. It declares its parameters ([`Unit::params`]) and computes features
+//! A unit owns no tensor. It declares its parameters ([`Unit::params`]) and computes tokens
 //! from them ([`Unit::forward`]); the parameters come as [`Leaves`], slices of a gathered flat
 //! buffer. The three passes of a step therefore share one piece of code:
 //!
@@ -30,10 +30,10 @@ use burn_tensor::{DType, Tensor};
 use kernels::ops::{cast, in_f32};
 
 use crate::draws::{DrawRules, Draws};
-use crate::features::Features;
 use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
 use crate::params::ParamSpec;
+use crate::tokens::Tokens;
 
 /// A part of a network.
 pub trait Unit: Send + Sync {
@@ -49,9 +49,9 @@ pub trait Unit: Send + Sync {
         1
     }
 
-    /// Runs stage `stage` on each group of features; sizes may change, the number of groups may
-    /// not.
-    fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput;
+    /// Runs stage `stage` on streams of tokens, which together have the groups of all sizes of views
+    /// in their order. The first unit gets one stream for each size, and may pack them into one.
+    fn forward(&self, stage: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput;
 
     /// Returns the rules by which random numbers of the unit are drawn in training.
     fn draw_rules(&self) -> DrawRules {
@@ -94,10 +94,10 @@ pub trait Unit: Send + Sync {
         None
     }
 
-    /// Returns the attention weights of each token on each token within the unit, for `features`:
-    /// `[B·V, H, P + N, P + N]`, one row per query token; `None` for a unit without attention.
-    fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
-        let _ = (features, cx);
+    /// Returns the attention weights of the first token of each sequence on all tokens within the
+    /// unit, `[S, H, P + N]`, for sequences of equal lengths; `None` for a unit without attention.
+    fn class_attention(&self, tokens: &Tokens, cx: &Context<'_>) -> Option<Tensor<3>> {
+        let _ = (tokens, cx);
         None
     }
 }
@@ -159,22 +159,22 @@ impl Context<'_> {
 
     /// Casts `x` to the type in which a convolutional network holds its maps; f64, in which tests
     /// compute, is kept.
-    pub fn as_map(&self, x: Tensor<3>) -> Tensor<3> {
+    pub fn as_map<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         if self.types.maps == DType::BF16 { cast(x, DType::BF16) } else { in_f32(x) }
     }
 }
 
 /// Output of a stage.
 pub struct StageOutput {
-    /// Features by group.
-    pub features: Vec<Features>,
+    /// Streams of tokens.
+    pub streams: Vec<Tokens>,
     /// Local sums by set of statistics, for the next stage; empty for the last stage.
     pub sums: Vec<Tensor<1>>,
 }
 
-impl From<Vec<Features>> for StageOutput {
-    fn from(features: Vec<Features>) -> Self {
-        Self { features, sums: Vec::new() }
+impl From<Vec<Tokens>> for StageOutput {
+    fn from(streams: Vec<Tokens>) -> Self {
+        Self { streams, sums: Vec::new() }
     }
 }
 
@@ -226,10 +226,14 @@ pub struct GroupShape {
     pub n_prefix: usize,
     /// Rows and columns of the grid.
     pub grid: [usize; 2],
+    /// Expected number of cells of a view that have no token.
+    pub n_dropped: usize,
     /// Channels.
     pub width: usize,
     /// Expected number of masked cells of all views.
     pub n_masked: usize,
+    /// Number of blocks that the masked cells of a view form.
+    pub n_mask_blocks: usize,
     /// Whether branches are dropped for some of the views: in training.
     pub drops: bool,
     /// Whether the features are maps ([`Types::maps`]); all others are f32.
@@ -255,7 +259,7 @@ pub struct Intermediates {
 impl GroupShape {
     /// Returns the number of tokens of a view.
     pub fn n_tokens(&self) -> usize {
-        self.n_prefix + self.grid[0] * self.grid[1]
+        self.n_prefix + self.grid[0] * self.grid[1] - self.n_dropped
     }
 
     /// Returns the number of tokens of all views.
@@ -271,7 +275,7 @@ impl GroupShape {
 
     /// Returns the shape with one token per view, in f32.
     pub fn pooled(&self) -> Self {
-        Self { n_prefix: 1, grid: [0, 0], is_map: false, intermediates: None, ..*self }
+        Self { n_prefix: 1, grid: [0, 0], n_dropped: 0, is_map: false, intermediates: None, ..*self }
     }
 
     /// Returns the number of elements of the values and the intermediate tensors of all views, by

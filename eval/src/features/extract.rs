@@ -232,13 +232,13 @@ fn vectors(
     let mut parts: Vec<(usize, Vec<f32>)> = Vec::with_capacity(levels.len() + 1);
     for level in &levels {
         let x = level.pooled().x;
-        let [b, _, d] = x.dims();
+        let [b, d] = x.dims();
         parts.push((d, to_host(x.reshape([b * d]))));
     }
     let mut columns = Columns { levels: parts.iter().map(|(d, _)| *d).collect(), average: 0 };
-    if let Some(last) = levels.last().filter(|last| average && last.n_prefix > 0) {
+    if let Some(last) = levels.last().filter(|last| average && last.only_group().n_prefix > 0) {
         let x = last.patches().pooled().x;
-        let [b, _, d] = x.dims();
+        let [b, d] = x.dims();
         columns.average = d;
         parts.push((d, to_host(x.reshape([b * d]))));
     }
@@ -253,7 +253,7 @@ fn vectors(
 
 /// Computes the rows of [`FeatureKind::Patches`], `[B, N · D]`.
 fn patches(network: &Network, views: &[&[u8]], size_px: usize) -> (Columns, Vec<f32>) {
-    let x = network.features(views, size_px).patches().x;
+    let x = network.tokens(views, size_px).patches().by_sequence();
     let [b, n, d] = x.dims();
     (Columns { levels: vec![n * d], average: 0 }, to_host(x.reshape([b * n * d])))
 }

@@ -29,11 +29,36 @@ use super::cpu_product::{Start, product_into};
 use super::cube;
 use super::gemm::Mat;
 use super::in_f32;
+use super::lengths::Lengths;
 use super::math::exp;
 use super::number::Number;
 
+/// Returns the attention of `n_heads` heads over the sequences in `qkv` of `[T, 3·D]`: `[T, D]`.
+pub fn attention(qkv: Tensor<2>, lengths: &Lengths, n_heads: usize) -> Tensor<2> {
+    let [n_tokens, d3] = qkv.dims();
+    let mut start = 0;
+    let mut outputs = Vec::with_capacity(lengths.runs().len());
+    for run in lengths.runs() {
+        let len = run.n_sequences * run.length;
+        let part = if len == n_tokens { qkv.clone() } else { qkv.clone().narrow(0, start, len) };
+        let y = sequence_attention(part.reshape([run.n_sequences, run.length, d3]), n_heads);
+        outputs.push(y.reshape([len, d3 / 3]));
+        start += len;
+    }
+    if outputs.len() == 1 { outputs.remove(0) } else { Tensor::cat(outputs, 0) }
+}
+
+/// Returns the weights of the first token of each sequence in `qkv` of `[S·N, 3·D]` on all of its
+/// tokens: `[S, H, N]` in f32.
+pub fn class_attention(qkv: Tensor<2>, lengths: &Lengths, n_heads: usize) -> Tensor<3> {
+    let [n_tokens, d3] = qkv.dims();
+    let s = lengths.n_sequences();
+    let weights = attention_weights(qkv.reshape([s, n_tokens / s, d3]), n_heads);
+    weights.narrow(2, 0, 1).squeeze_dim(2)
+}
+
 /// Returns the attention of `n_heads` heads over `qkv` of `[B, N, 3·D]`, `[B, N, D]`.
-pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
+fn sequence_attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&qkv) {
         return run(cube::Attention { n_heads }, [qkv.into()]);
@@ -47,7 +72,7 @@ pub fn attention(qkv: Tensor<3>, n_heads: usize) -> Tensor<3> {
 
 /// Returns the weights P of `n_heads` heads over `qkv` of `[B, N, 3·D]`: `[B, H, N, N]` in f32, one
 /// row for each query.
-pub fn attention_weights(qkv: Tensor<3>, n_heads: usize) -> Tensor<4> {
+fn attention_weights(qkv: Tensor<3>, n_heads: usize) -> Tensor<4> {
     let [_, _, d3] = qkv.dims();
     let q = in_f32(part(qkv.clone(), n_heads, 0));
     let k = in_f32(part(qkv, n_heads, 1));
@@ -264,7 +289,7 @@ mod tests {
 
     fn check(device: &Device, [b, n, d]: [usize; 3], dtype: DType, tolerance: f32) {
         let qkv = leaves(device, &[[b, n, 3 * d]], 1).remove(0);
-        let y = attention(cast(qkv.clone(), dtype), 3);
+        let y = sequence_attention(cast(qkv.clone(), dtype), 3);
         let expected = plain(cast(qkv.clone(), dtype), 3);
         assert_eq!(y.dtype(), dtype);
         assert_close("forward", y.clone().inner(), expected.clone().inner(), tolerance / 2.5);
@@ -275,7 +300,7 @@ mod tests {
     fn large_scores_do_not_overflow() {
         for device in devices() {
             let qkv = leaves(&device, &[[1, 5, 3 * 8]], 2).remove(0) * 300.0;
-            let y = attention(qkv, 1).inner();
+            let y = sequence_attention(qkv, 1).inner();
             assert!(y.is_finite().all().into_scalar::<bool>());
         }
     }

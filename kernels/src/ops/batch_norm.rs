@@ -8,7 +8,7 @@
 //! gβ = Σ_rows g'  gskip = g'
 //! ```
 //!
-//! x, y, skip `[B, N, C]`, the others `[C]`. μ is a guess at the mean; subtracting it first
+//! x, y, skip `[.., C]`, the others `[C]`. μ is a guess at the mean; subtracting it first
 //! preserves the precision of features that are far from zero. The distance m of the mean from the
 //! guess and the factor a = γ / √(var + ε) are computed from the totals of n, s and q in
 //! `networks::batch_norm`. x, y, skip and their gradients may be bf16; everything else is f32.
@@ -22,7 +22,9 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cast::cast;
-use super::cpu::{contiguous, dims, elements, elements_mut, flex_dtype, like, owned, slice, tensor};
+use super::cpu::{
+    contiguous, elements, elements_mut, flex_dtype, like, owned, rows_and_length, slice, tensor,
+};
 use super::in_f32;
 use super::link::Link;
 use super::number::Number;
@@ -31,13 +33,13 @@ use super::relu;
 /// Rows that are summed in f32 before the sums are added to totals in f64.
 const BLOCK: usize = 64;
 
-/// Returns `x`, and the sums n, s and q of `x` of `[B, N, C]` around `guess` of `[C]`, `[1 + 2C]`.
+/// Returns `x`, and the sums n, s and q of `x` of `[.., C]` around `guess` of `[C]`, `[1 + 2C]`.
 /// The argument must have no use other than the returned `x`: the gradients of the returned `x` and
 /// of the sums are added in one pass.
-pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
+pub fn moments<const D: usize>(x: Tensor<D>, guess: Tensor<1>) -> (Tensor<D>, Tensor<1>) {
     match flex_dtype(&x) {
-        Some(DType::F32) => moments_on_flex::<f32>(x, guess),
-        Some(DType::BF16) => moments_on_flex::<bf16>(x, guess),
+        Some(DType::F32) => moments_on_flex::<f32, D>(x, guess),
+        Some(DType::BF16) => moments_on_flex::<bf16, D>(x, guess),
         _ => {
             let sums = plain_moments(x.clone(), guess);
             (x, sums)
@@ -45,7 +47,7 @@ pub fn moments(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
     }
 }
 
-fn moments_on_flex<T: Number>(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Tensor<1>) {
+fn moments_on_flex<T: Number, const D: usize>(x: Tensor<D>, guess: Tensor<1>) -> (Tensor<D>, Tensor<1>) {
     let link = Link::default();
     let kernel = Moments::<T> { link: link.clone(), numbers: PhantomData };
     let sums: Tensor<1> = run(kernel, [x.clone().into(), guess.into()]);
@@ -58,12 +60,13 @@ fn moments_on_flex<T: Number>(x: Tensor<3>, guess: Tensor<1>) -> (Tensor<3>, Ten
 }
 
 /// Computes in f32 at least.
-fn plain_moments(x: Tensor<3>, guess: Tensor<1>) -> Tensor<1> {
-    let [b, n, c] = x.dims();
+fn plain_moments<const D: usize>(x: Tensor<D>, guess: Tensor<1>) -> Tensor<1> {
+    let [c] = guess.dims();
+    let n_rows = x.dims().iter().product::<usize>() / c;
     let x = in_f32(x);
-    let count = Tensor::<1>::full([1], (b * n) as f32, &x.device().inner()).cast(x.dtype());
+    let count = Tensor::<1>::full([1], n_rows as f32, &x.device().inner()).cast(x.dtype());
     let count = if x.is_autodiff() { count.autodiff() } else { count };
-    let x = x.reshape([b * n, c]) - guess.unsqueeze();
+    let x = x.reshape([n_rows, c]) - guess.unsqueeze();
     let s = x.clone().sum_dim(0).reshape([c]);
     let q = (x.clone() * x).sum_dim(0).reshape([c]);
     Tensor::cat(vec![count, s, q], 0)
@@ -82,22 +85,27 @@ pub struct Affine {
     pub shift: Tensor<1>,
 }
 
-/// Returns `a · (x - μ - m) + β + skip` for `x` and `skip` of `[B, N, C]`, of one type, rectified
+/// Returns `a · (x - μ - m) + β + skip` for `x` and `skip` of `[.., C]`, of one type, rectified
 /// if `rectify` is set.
-pub fn normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
+pub fn normalize<const D: usize>(
+    x: Tensor<D>,
+    affine: Affine,
+    skip: Option<Tensor<D>>,
+    rectify: bool,
+) -> Tensor<D> {
     match flex_dtype(&x) {
-        Some(DType::F32) => normalize_on_flex::<f32>(x, affine, skip, rectify),
-        Some(DType::BF16) => normalize_on_flex::<bf16>(x, affine, skip, rectify),
+        Some(DType::F32) => normalize_on_flex::<f32, D>(x, affine, skip, rectify),
+        Some(DType::BF16) => normalize_on_flex::<bf16, D>(x, affine, skip, rectify),
         _ => plain_normalize(x, affine, skip, rectify),
     }
 }
 
-fn normalize_on_flex<T: Number>(
-    x: Tensor<3>,
+fn normalize_on_flex<T: Number, const D: usize>(
+    x: Tensor<D>,
     affine: Affine,
-    skip: Option<Tensor<3>>,
+    skip: Option<Tensor<D>>,
     rectify: bool,
-) -> Tensor<3> {
+) -> Tensor<D> {
     let Affine { guess, mean, scale, shift } = affine;
     let kernel = Normalize::<T> { rectify, numbers: PhantomData };
     match skip {
@@ -109,7 +117,12 @@ fn normalize_on_flex<T: Number>(
 }
 
 /// Computes in f32 at least.
-fn plain_normalize(x: Tensor<3>, affine: Affine, skip: Option<Tensor<3>>, rectify: bool) -> Tensor<3> {
+fn plain_normalize<const D: usize>(
+    x: Tensor<D>,
+    affine: Affine,
+    skip: Option<Tensor<D>>,
+    rectify: bool,
+) -> Tensor<D> {
     let Affine { guess, mean, scale, shift } = affine;
     let dtype = x.dtype();
     let x = in_f32(x);
@@ -131,7 +144,7 @@ impl<T: Number> Kernel<Flex, 2> for Moments<T> {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [x, guess]: [FlexTensor; 2]) -> (FlexTensor, Self::Saved) {
-        let [b, n, c]: [usize; 3] = dims(&x);
+        let (n_rows, c) = rows_and_length(&x);
         let x = contiguous(&x);
         let guess = contiguous(&guess);
         let mut totals = vec![0.0f64; 2 * c];
@@ -140,7 +153,7 @@ impl<T: Number> Kernel<Flex, 2> for Moments<T> {
             add_moments(rows, slice(&guess), &mut sums);
             totals.iter_mut().zip(sums).for_each(|(total, sum)| *total += f64::from(sum));
         }
-        let mut sums = vec![(b * n) as f32];
+        let mut sums = vec![n_rows as f32];
         sums.extend(totals.into_iter().map(|total| total as f32));
         (tensor(sums, [1 + 2 * c]), (x, guess))
     }
@@ -151,11 +164,11 @@ impl<T: Number> Kernel<Flex, 2> for Moments<T> {
         grad: FlexTensor,
         wanted: [bool; 2],
     ) -> [Option<FlexTensor>; 2] {
-        let shape @ [_, _, c]: [usize; 3] = dims(&x);
+        let (n_rows, c) = rows_and_length(&x);
         let grad = contiguous(&grad);
         let passed_grad = match self.link.take() {
             Some(grad) => owned(grad),
-            None => tensor(vec![T::default(); shape.iter().product()], shape),
+            None => like(&x, vec![T::default(); n_rows * c]),
         };
         let gx = wanted[0].then(|| {
             let mut gx = passed_grad;
@@ -214,7 +227,6 @@ impl<T: Number> Normalize<T> {
         [x, guess, mean, scale, shift]: [FlexTensor; 5],
         skip: Option<FlexTensor>,
     ) -> (FlexTensor, Normalized) {
-        let shape: [usize; 3] = dims(&x);
         let [x, guess, mean, scale, shift] = [x, guess, mean, scale, shift].map(|tensor| contiguous(&tensor));
         let channels = ChannelValues {
             guess: slice(&guess),
@@ -227,14 +239,14 @@ impl<T: Number> Normalize<T> {
         let skip = skip.as_ref().map(elements::<T>);
         let mut y = vec![T::default(); values.len()];
         affine_rows(values, channels, skip, self.rectify, &mut y);
-        let y = tensor(y, shape);
+        let y = like(&x, y);
         let rectified = self.rectify.then(|| y.clone());
         (y, Normalized { x, guess, mean, scale, rectified })
     }
 
     fn gradients(saved: Normalized, grad: FlexTensor, wants_skip: bool) -> NormalizeGradients {
         let Normalized { x, guess, mean, scale, rectified } = saved;
-        let [_, _, c]: [usize; 3] = dims(&x);
+        let (_, c) = rows_and_length(&x);
         let mut gx = owned(grad);
         let values = elements::<T>(&x);
         let mut skip_grad: Vec<T> = Vec::with_capacity(if wants_skip { values.len() } else { 0 });

@@ -78,6 +78,13 @@ pub(super) fn dims<const D: usize>(tensor: &FlexTensor) -> [usize; D] {
     std::array::from_fn(|i| tensor.layout().shape()[i])
 }
 
+/// Returns the number of rows of a tensor, which are its last dimension, and their length.
+pub(super) fn rows_and_length(tensor: &FlexTensor) -> (usize, usize) {
+    let shape = tensor.layout().shape();
+    let length = shape[shape.num_dims() - 1];
+    (shape.num_elements() / length.max(1), length)
+}
+
 /// Builds a tensor from its elements.
 pub(super) fn tensor<T: Number, const D: usize>(data: Vec<T>, shape: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(data, shape))
@@ -86,6 +93,14 @@ pub(super) fn tensor<T: Number, const D: usize>(data: Vec<T>, shape: [usize; D])
 /// Builds a tensor with the shape of `tensor` from its elements.
 pub(super) fn like<T: Number>(tensor: &FlexTensor, data: Vec<T>) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(data, tensor.layout().shape().clone()))
+}
+
+/// Builds a tensor from its elements, with the shape of `tensor` but rows of `length` elements.
+pub(super) fn like_with_length<T: Number>(tensor: &FlexTensor, data: Vec<T>, length: usize) -> FlexTensor {
+    let mut shape = tensor.layout().shape().clone();
+    let last = shape.num_dims() - 1;
+    shape[last] = length;
+    FlexTensor::from_data(TensorData::new(data, shape))
 }
 
 /// Computes `y += b`.

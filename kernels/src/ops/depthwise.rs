@@ -42,7 +42,7 @@ pub fn depthwise_branch(
     grid: [usize; 2],
     weight: Tensor<4>,
     bias: Tensor<1>,
-) -> (Tensor<3>, Skip) {
+) -> (Tensor<3>, Skip<3>) {
     if !is_flex(&x) {
         return (plain(x.clone(), grid, weight, bias), Skip::new(x, None));
     }

@@ -19,12 +19,12 @@ use super::link::Link;
 use super::number::Number;
 
 /// Returns `x` twice.
-pub fn fork(x: Tensor<3>) -> [Tensor<3>; 2] {
+pub fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     if flex_dtype(&x).is_none_or(|dtype| dtype == DType::F64) || !x.is_autodiff() {
         return [x.clone(), x];
     }
     let link = Link::default();
-    let a: Tensor<3> = run(First { link: link.clone() }, [x.into()]);
+    let a: Tensor<D> = run(First { link: link.clone() }, [x.into()]);
     let b = run(Second { link }, [a.clone().into()]);
     [a, b]
 }

@@ -13,14 +13,19 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{add, contiguous, dims, is_flex, slice, tensor};
+use super::cpu::{add, contiguous, is_flex, like, rows_and_length, slice, tensor};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::link::Link;
 use super::math::{lane_dot, lane_sum, over_rows};
 
-/// Normalizes `x` of `[B, N, D]` over `D`, with `gamma` and `beta` of `[D]`.
-pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+/// Normalizes `x` of `[.., D]` over `D`, with `gamma` and `beta` of `[D]`.
+pub fn layer_norm<const R: usize>(
+    x: Tensor<R>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    epsilon: f64,
+) -> Tensor<R> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
         let norm = cube::LayerNorm { epsilon: epsilon as f32, output: x.dtype(), link: None };
@@ -36,25 +41,25 @@ pub fn layer_norm(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64)
 
 /// Computes [`layer_norm`] on the CPU; the backward pass adds the gradient stored in `link` to the
 /// gradient of `x`.
-pub(super) fn with_link(
-    x: Tensor<3>,
+pub(super) fn with_link<const R: usize>(
+    x: Tensor<R>,
     gamma: Tensor<1>,
     beta: Tensor<1>,
     epsilon: f64,
     link: Link<FlexTensor>,
-) -> Tensor<3> {
+) -> Tensor<R> {
     let kernel = LayerNorm { epsilon: epsilon as f32, link: Some(link) };
     run(kernel, [x.into(), gamma.into(), beta.into()])
 }
 
 /// Computes in the type of γ, for any type of `x`.
-fn plain(x: Tensor<3>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+fn plain<const R: usize>(x: Tensor<R>, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<R> {
     let dtype = x.dtype();
     let wide = gamma.dtype();
     let x = x.cast(wide);
-    let gamma = gamma.unsqueeze::<3>().cast(wide);
-    let beta = beta.unsqueeze::<3>().cast(wide);
-    let (var, mean) = x.clone().var_mean_bias(2);
+    let gamma = gamma.unsqueeze::<R>().cast(wide);
+    let beta = beta.unsqueeze::<R>().cast(wide);
+    let (var, mean) = x.clone().var_mean_bias(R - 1);
     ((x - mean) / (var + epsilon).sqrt() * gamma + beta).cast(dtype)
 }
 
@@ -64,19 +69,17 @@ struct LayerNorm {
     link: Option<Link<FlexTensor>>,
 }
 
-/// Normalized rows, each followed by its factor, `[B·N, D + 1]`; γ; β.
+/// Normalized rows, each followed by its factor, `[rows, D + 1]`; γ; β.
 type Saved = (FlexTensor, FlexTensor, FlexTensor);
 
 impl Kernel<Flex, 3> for LayerNorm {
     type Saved = Saved;
 
     fn forward(&self, [x, gamma, beta]: [FlexTensor; 3]) -> (FlexTensor, Saved) {
-        let shape: [usize; 3] = dims(&x);
-        let d = shape[2];
+        let (n_rows, d) = rows_and_length(&x);
         let x = contiguous(&x);
         let gamma = contiguous(&gamma);
         let beta = contiguous(&beta);
-        let n_rows = shape[0] * shape[1];
         // One buffer for rows and factors, so that both are split over threads in one call.
         let mut kept = vec![0.0; n_rows * (d + 1)];
         over_rows(&mut kept, d + 1, |first, rows| {
@@ -87,15 +90,14 @@ impl Kernel<Flex, 3> for LayerNorm {
             scale_shift(&kept[first * (d + 1)..], slice(&gamma), slice(&beta), rows);
         });
         let kept = tensor(kept, [n_rows, d + 1]);
-        (tensor(y, shape), (kept, gamma, beta))
+        (like(&x, y), (kept, gamma, beta))
     }
 
     fn backward(&self, saved: Saved, grad: FlexTensor, wanted: [bool; 3]) -> [Option<FlexTensor>; 3] {
-        let shape: [usize; 3] = dims(&grad);
-        let d = shape[2];
-        let grad = contiguous(&grad);
+        let (_, d) = rows_and_length(&grad);
+        let contiguous_grad = contiguous(&grad);
         let (kept, gamma, _) = saved;
-        let grad = slice(&grad);
+        let grad = slice(&contiguous_grad);
         let kept = slice(&kept);
         let skip = self.link.as_ref().and_then(Link::take).map(|skip| contiguous(&skip));
         let gx = wanted[0].then(|| {
@@ -106,7 +108,7 @@ impl Kernel<Flex, 3> for LayerNorm {
                     add(rows, &slice(skip)[first * d..]);
                 }
             });
-            tensor(gx, shape)
+            like(&contiguous_grad, gx)
         });
         let mut g_gamma = vec![0.0; d];
         let mut g_beta = vec![0.0; d];

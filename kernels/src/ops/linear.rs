@@ -19,7 +19,9 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cast::cast;
-use super::cpu::{contiguous, dims, elements, flex_dtype, is_flex, slice, tensor};
+use super::cpu::{
+    contiguous, dims, elements, flex_dtype, is_flex, like, like_with_length, rows_and_length, slice, tensor,
+};
 use super::cpu_product::product;
 #[cfg(feature = "cube")]
 use super::cube;
@@ -27,10 +29,10 @@ use super::gemm::Mat;
 use super::number::Number;
 use super::weights::Weights;
 
-/// Returns `x · Wᵀ + b` for `x` of `[B, N, D]`, `weight` of `[O, D]` and `bias` of `[O]`. If `x` is
+/// Returns `x · Wᵀ + b` for `x` of `[.., D]`, `weight` of `[O, D]` and `bias` of `[O]`. If `x` is
 /// f32, so are weight and bias; if it is bf16, they are f32 or bf16, but the bias is f32 on a CPU.
 /// A GPU adds a bias that is rounded to the type of `x`.
-pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
+pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<D> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
         let dtype = x.dtype();
@@ -43,12 +45,14 @@ pub fn linear(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
     }
 }
 
-fn plain(x: Tensor<3>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<3> {
-    let [b, n, d] = x.dims();
-    let [o, _] = weight.dims();
+fn plain<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<D> {
+    let mut shape = x.dims();
+    let [o, d] = weight.dims();
     let weight = cast(weight, x.dtype());
     let bias = cast(bias, x.dtype());
-    (x.reshape([b * n, d]).matmul(weight.transpose()) + bias.unsqueeze()).reshape([b, n, o])
+    let n_rows = shape.iter().product::<usize>() / d;
+    shape[D - 1] = o;
+    (x.reshape([n_rows, d]).matmul(weight.transpose()) + bias.unsqueeze()).reshape(shape)
 }
 
 /// Returns `x · Wᵀ` for `x` of `[M, D]` and `weight` of `[O, D]`.
@@ -74,24 +78,21 @@ impl<T: Number> Kernel<Flex, 3> for Linear<T> {
     type Saved = (FlexTensor, FlexTensor);
 
     fn forward(&self, [x, w, b]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
-        let [n_images, n_tokens, d]: [usize; 3] = dims(&x);
+        let (m, d) = rows_and_length(&x);
         let [o, _]: [usize; 2] = dims(&w);
         let x = contiguous(&x);
         let w = contiguous(&w);
         let b = contiguous(&b);
-        let m = n_images * n_tokens;
         let y = affine(elements::<T>(&x), Weights::from_tensor(&w), slice(&b), [m, d, o]);
-        (tensor(y, [n_images, n_tokens, o]), (x, w))
+        (like_with_length(&x, y, o), (x, w))
     }
 
     fn backward(&self, (x, w): Self::Saved, grad: FlexTensor, wanted: [bool; 3]) -> [Option<FlexTensor>; 3] {
-        let [n_images, n_tokens, o]: [usize; 3] = dims(&grad);
+        let (m, o) = rows_and_length(&grad);
         let [_, d]: [usize; 2] = dims(&w);
-        let m = n_images * n_tokens;
         let grad = contiguous(&grad);
         let g = elements::<T>(&grad);
-        let gx =
-            wanted[0].then(|| tensor(times_weight(g, Weights::from_tensor(&w), [m, o, d]), dims::<3>(&x)));
+        let gx = wanted[0].then(|| like(&x, times_weight(g, Weights::from_tensor(&w), [m, o, d])));
         let gw = wanted[1].then(|| tensor(weight_gradient(g, elements::<T>(&x), [m, o, d]), [o, d]));
         let gb = wanted[2].then(|| tensor(column_sums(g, o), [o]));
         [gx, gw, gb]

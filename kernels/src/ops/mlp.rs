@@ -19,32 +19,43 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{add, contiguous, dims, elements, elements_mut, flex_dtype, owned, slice, tensor};
+use super::cpu::{
+    add, contiguous, dims, elements, elements_mut, flex_dtype, like, like_with_length, owned,
+    rows_and_length, slice, tensor,
+};
 use super::gelu::{self, gelu};
 use super::linear::{affine, column_sums, linear, times_transposed, times_weight, weight_gradient};
 use super::number::Number;
 use super::weights::Weights;
 
-/// Returns `gelu(x · W₁ᵀ + b₁) · W₂ᵀ + b₂` for `x` of `[B, N, D]`. Layers are weight and bias;
+/// Returns `gelu(x · W₁ᵀ + b₁) · W₂ᵀ + b₂` for `x` of `[.., D]`. Layers are weight and bias;
 /// types are as in [`linear`].
-pub fn mlp(x: Tensor<3>, first: (Tensor<2>, Tensor<1>), second: (Tensor<2>, Tensor<1>)) -> Tensor<3> {
+pub fn mlp<const D: usize>(
+    x: Tensor<D>,
+    first: (Tensor<2>, Tensor<1>),
+    second: (Tensor<2>, Tensor<1>),
+) -> Tensor<D> {
     match flex_dtype(&x) {
-        Some(DType::F32) => mlp_on_flex::<f32>(x, first, second),
-        Some(DType::BF16) => mlp_on_flex::<bf16>(x, first, second),
+        Some(DType::F32) => mlp_on_flex::<f32, D>(x, first, second),
+        Some(DType::BF16) => mlp_on_flex::<bf16, D>(x, first, second),
         _ => plain(x, first, second),
     }
 }
 
-fn mlp_on_flex<T: Number>(
-    x: Tensor<3>,
+fn mlp_on_flex<T: Number, const D: usize>(
+    x: Tensor<D>,
     first: (Tensor<2>, Tensor<1>),
     second: (Tensor<2>, Tensor<1>),
-) -> Tensor<3> {
+) -> Tensor<D> {
     let inputs = [x.into(), first.0.into(), first.1.into(), second.0.into(), second.1.into()];
     run(Mlp(PhantomData::<T>), inputs)
 }
 
-fn plain(x: Tensor<3>, first: (Tensor<2>, Tensor<1>), second: (Tensor<2>, Tensor<1>)) -> Tensor<3> {
+fn plain<const D: usize>(
+    x: Tensor<D>,
+    first: (Tensor<2>, Tensor<1>),
+    second: (Tensor<2>, Tensor<1>),
+) -> Tensor<D> {
     linear(gelu(linear(x, first.0, first.1)), second.0, second.1)
 }
 
@@ -57,7 +68,7 @@ struct Mlp<T>(PhantomData<T>);
 struct Saved {
     x: FlexTensor,
     w1: FlexTensor,
-    /// Hidden layer before its GELU, `[B·N, H]`.
+    /// Hidden layer before its GELU, `[rows, H]`.
     h: FlexTensor,
     w2: FlexTensor,
 }
@@ -67,29 +78,26 @@ impl<T: Number> Kernel<Flex, 5> for Mlp<T> {
 
     fn forward(&self, inputs: [FlexTensor; 5]) -> (FlexTensor, Saved) {
         let [x, w1, b1, w2, b2] = inputs.each_ref().map(contiguous);
-        let [n_images, n_tokens, d]: [usize; 3] = dims(&x);
+        let (m, d) = rows_and_length(&x);
         let [hidden, _]: [usize; 2] = dims(&w1);
         let [o, _]: [usize; 2] = dims(&w2);
-        let m = n_images * n_tokens;
         let (h, a) = hidden_layer(elements::<T>(&x), Weights::from_tensor(&w1), slice(&b1), [m, d, hidden]);
         let y = affine(&a, Weights::from_tensor(&w2), slice(&b2), [m, hidden, o]);
-        (tensor(y, [n_images, n_tokens, o]), Saved { x, w1, h: tensor(h, [m, hidden]), w2 })
+        (like_with_length(&x, y, o), Saved { x, w1, h: tensor(h, [m, hidden]), w2 })
     }
 
     fn backward(&self, saved: Saved, grad: FlexTensor, wanted: [bool; 5]) -> [Option<FlexTensor>; 5] {
         let Saved { x, w1, h, w2 } = saved;
-        let [n_images, n_tokens, d]: [usize; 3] = dims(&x);
+        let (m, d) = rows_and_length(&x);
         let [hidden, _]: [usize; 2] = dims(&w1);
         let [o, _]: [usize; 2] = dims(&w2);
-        let m = n_images * n_tokens;
         let grad = contiguous(&grad);
         let g = elements::<T>(&grad);
         let mut gh = times_weight(g, Weights::from_tensor(&w2), [m, o, hidden]);
         // The activation overwrites the hidden layer that it is computed from.
         let mut a = owned(h);
         let gh_sums = activation_and_gradient(elements_mut(&mut a), &mut gh, hidden);
-        let gx = wanted[0]
-            .then(|| tensor(times_weight(&gh, Weights::from_tensor(&w1), [m, hidden, d]), dims::<3>(&x)));
+        let gx = wanted[0].then(|| like(&x, times_weight(&gh, Weights::from_tensor(&w1), [m, hidden, d])));
         let gw1 = wanted[1].then(|| tensor(weight_gradient(&gh, elements(&x), [m, hidden, d]), [hidden, d]));
         let gb1 = wanted[2].then(|| tensor(gh_sums, [hidden]));
         let gw2 = wanted[3].then(|| tensor(weight_gradient(g, elements(&a), [m, o, hidden]), [o, hidden]));

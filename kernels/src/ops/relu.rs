@@ -12,8 +12,8 @@ use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, is_flex, owned, slice, slice_mut};
 use super::number::Number;
 
-/// Returns `max(x, 0)` for `x` of `[B, N, D]`.
-pub fn relu(x: Tensor<3>) -> Tensor<3> {
+/// Returns `max(x, 0)`, element by element.
+pub fn relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if is_flex(&x) { run(Relu, [x.into()]) } else { burn_tensor::activation::relu(x) }
 }
 

@@ -2,7 +2,7 @@
 //! end.
 //!
 //! ```text
-//! h = norm(x)      y = x + f ⊙ γ ⊙ b(h)      x, h, b, y [B, N, D]   f [B]   γ [D]   ones if absent
+//! h = norm(x)      y = x + f ⊙ γ ⊙ b(h)      x, h, b, y [.., D]   f by sequence   γ [D]   ones if absent
 //! gb = f ⊙ γ ⊙ g   gγ = Σ_rows f ⊙ g ⊙ b     gx = g + gradient of norm(x), given gh
 //! ```
 //!
@@ -11,6 +11,7 @@
 //! of two, and autodiff adds nothing.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn_flex::{Flex, FlexTensor};
@@ -20,17 +21,21 @@ use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
 use super::cast::cast;
-use super::cpu::{add, contiguous, dims, elements, is_flex, owned, slice, slice_mut, tensor};
+use super::cpu::{
+    add, contiguous, elements, is_flex, like, owned, rows_and_length, slice, slice_mut, tensor,
+};
 #[cfg(feature = "cube")]
 use super::cube;
+use super::kept::SequenceFactors;
 use super::layer_norm::{self, layer_norm};
+use super::lengths::Lengths;
 use super::link::Link;
 use super::math::over_rows;
 use super::number::{Number, nearest};
 
 /// The skip connection of a branch.
-pub struct Skip {
-    x: Tensor<3>,
+pub struct Skip<const D: usize> {
+    x: Tensor<D>,
     end: End,
 }
 
@@ -45,16 +50,15 @@ enum End {
     Autodiff,
 }
 
-/// Starts a branch: returns the normalized `x` of `[B, N, D]`, and the skip connection. `products`
-/// is the type of the matrix products in the branch; on a GPU, the normalized values are written in
-/// it.
-pub fn branch(
-    x: Tensor<3>,
+/// Starts a branch: returns the normalized `x` of `[.., D]`, and the skip connection. `products` is
+/// the type of the matrix products in the branch; on a GPU, the normalized values are written in it.
+pub fn branch<const D: usize>(
+    x: Tensor<D>,
     gamma: Tensor<1>,
     beta: Tensor<1>,
     epsilon: f64,
     products: DType,
-) -> (Tensor<3>, Skip) {
+) -> (Tensor<D>, Skip<D>) {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
         let link = Link::default();
@@ -71,19 +75,24 @@ pub fn branch(
     (layer_norm::with_link(x, gamma, beta, epsilon, link), skip)
 }
 
-impl Skip {
+impl<const D: usize> Skip<D> {
     /// Creates the skip connection around a branch that starts with `x`. With a `link`, the
     /// branch's first operation adds the gradient stored in it.
-    pub(super) fn new(x: Tensor<3>, link: Option<Link<FlexTensor>>) -> Self {
+    pub(super) fn new(x: Tensor<D>, link: Option<Link<FlexTensor>>) -> Self {
         match link {
             Some(link) => Self { x: x.inner_or_self(), end: End::Cpu(link) },
             None => Self { x, end: End::Autodiff },
         }
     }
 
-    /// Ends the branch with its output `b` of `[B, N, D]`, which may be bf16. `gamma` scales
-    /// channels (LayerScale); `factors` has one number for each of the B sequences.
-    pub fn join(self, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
+    /// Ends the branch with its output `b` of `[.., D]`, which may be bf16. `gamma` scales channels
+    /// (LayerScale); `factors` scale the rows of each sequence.
+    pub fn join(
+        self,
+        b: Tensor<D>,
+        gamma: Option<Tensor<1>>,
+        factors: Option<SequenceFactors<'_>>,
+    ) -> Tensor<D> {
         let dtype = self.x.dtype();
         let link = match self.end {
             End::Cpu(link) => link,
@@ -91,7 +100,7 @@ impl Skip {
             End::Gpu(link) => return cube::join(self.x, b, gamma, factors, link),
             End::Autodiff => return plain(self.x, cast(b, dtype), gamma, factors),
         };
-        let join = Join { factors: factors.map(Arc::from), link };
+        let join = Join { factors: factors.map(RowFactors::new), link };
         match (gamma, b.dtype()) {
             // The output is kept in bf16.
             (Some(gamma), DType::BF16) => {
@@ -103,15 +112,21 @@ impl Skip {
     }
 }
 
-fn plain(x: Tensor<3>, b: Tensor<3>, gamma: Option<Tensor<1>>, factors: Option<&[f32]>) -> Tensor<3> {
-    let [n_sequences, _, _] = b.dims();
+fn plain<const D: usize>(
+    x: Tensor<D>,
+    b: Tensor<D>,
+    gamma: Option<Tensor<1>>,
+    factors: Option<SequenceFactors<'_>>,
+) -> Tensor<D> {
     let b = match gamma {
         Some(gamma) => b * gamma.unsqueeze(),
         None => b,
     };
     let Some(factors) = factors else { return x + b };
-    let factors = Tensor::<1>::from_floats(factors, &b.device().inner());
-    let factors = factors.reshape([n_sequences, 1, 1]).cast(b.dtype());
+    let factors = Tensor::<1>::from_floats(&factors.by_token()[..], &b.device().inner());
+    let mut shape = b.dims();
+    shape[D - 1] = 1;
+    let factors = factors.reshape(shape).cast(b.dtype());
     if b.is_autodiff() { x + b * factors.autodiff() } else { x + b * factors }
 }
 
@@ -120,7 +135,7 @@ trait InnerOrSelf {
     fn inner_or_self(self) -> Self;
 }
 
-impl InnerOrSelf for Tensor<3> {
+impl<const D: usize> InnerOrSelf for Tensor<D> {
     fn inner_or_self(self) -> Self {
         if self.is_autodiff() { self.inner() } else { self }
     }
@@ -128,32 +143,63 @@ impl InnerOrSelf for Tensor<3> {
 
 #[derive(Debug, Clone)]
 struct Join {
-    factors: Option<Arc<[f32]>>,
+    factors: Option<RowFactors>,
     link: Link<FlexTensor>,
 }
 
-impl Join {
-    fn factor(&self, sequence: usize) -> f32 {
-        self.factors.as_ref().map_or(1.0, |factors| factors[sequence])
+/// Factors of the rows of sequences.
+#[derive(Debug, Clone)]
+struct RowFactors {
+    /// Factors, one for each sequence.
+    factors: Arc<[f32]>,
+    lengths: Lengths,
+}
+
+impl RowFactors {
+    fn new(factors: SequenceFactors<'_>) -> Self {
+        Self { factors: factors.factors.into(), lengths: factors.lengths.clone() }
     }
 
-    /// Returns `into` after `join(factor, into, other)` was called for every sequence.
-    fn join_sequences<T: Number>(
+    /// Calls `f` with each range of consecutive rows among the rows `rows` that has one factor,
+    /// counted from the first of `rows`, and with the factor.
+    fn for_each_range(&self, rows: Range<usize>, mut f: impl FnMut(Range<usize>, f32)) {
+        for (sequence, range) in self.factors.iter().zip(self.lengths.ranges()) {
+            let start = range.start.max(rows.start);
+            let end = range.end.min(rows.end);
+            if start < end {
+                f(start - rows.start..end - rows.start, *sequence);
+            }
+        }
+    }
+}
+
+impl Join {
+    /// Calls `f` with each range of consecutive rows among the rows `rows` that has one factor,
+    /// counted from the first of `rows`, and with the factor: 1 for all rows if there are none.
+    fn for_each_range(&self, rows: Range<usize>, mut f: impl FnMut(Range<usize>, f32)) {
+        match &self.factors {
+            Some(factors) => factors.for_each_range(rows, f),
+            None => f(0..rows.len(), 1.0),
+        }
+    }
+
+    /// Returns `into` after `join(factor, into, other)` was called for the rows of every factor.
+    fn join_rows<T: Number>(
         &self,
         into: FlexTensor,
         other: &FlexTensor,
         join: impl Fn(f32, &mut [f32], &[T]) + Sync,
     ) -> FlexTensor {
-        let [_, n, d]: [usize; 3] = dims(&into);
+        let (_, d) = rows_and_length(&into);
         let mut sum = owned(into);
         let other = contiguous(other);
-        let len = n * d;
         let other = elements(&other);
-        over_rows(slice_mut(&mut sum), len, |first, rows| {
-            let sequences = rows.chunks_mut(len).zip(other[first * len..].chunks(len));
-            for (i, (sum, other)) in sequences.enumerate() {
-                join(self.factor(first + i), sum, other);
-            }
+        over_rows(slice_mut(&mut sum), d, |first, rows| {
+            let other = &other[first * d..][..rows.len()];
+            self.for_each_range(first..first + rows.len() / d, |range, factor| {
+                let range = range.start * d..range.end * d;
+                join(factor, &mut rows[range.clone()], &other[range]);
+            });
         });
         sum
     }
@@ -165,15 +211,15 @@ impl Kernel<Flex, 2> for Join {
     fn forward(&self, [x, b]: [FlexTensor; 2]) -> (FlexTensor, ()) {
         // No other tensor shares the branch's output, so the sum can overwrite it.
         let y = match &self.factors {
-            Some(_) => self.join_sequences(b, &x, |factor, b, x: &[f32]| scale_and_add(b, x, factor)),
-            None => self.join_sequences(b, &x, |_, b, x: &[f32]| add(b, x)),
+            Some(_) => self.join_rows(b, &x, |factor, b, x: &[f32]| scale_and_add(b, x, factor)),
+            None => self.join_rows(b, &x, |_, b, x: &[f32]| add(b, x)),
         };
         (y, ())
     }
 
     fn backward(&self, (): (), grad: FlexTensor, wanted: [bool; 2]) -> [Option<FlexTensor>; 2] {
         let gb = wanted[1].then(|| match &self.factors {
-            Some(factors) => scale_sequences(&grad, factors),
+            Some(factors) => scale_rows(&grad, factors),
             None => grad.clone(),
         });
         // The gradient of the skip connection is `grad` itself; the link passes it on.
@@ -202,7 +248,7 @@ impl<T: Number> Kernel<Flex, 3> for ScaledJoin<T> {
     fn forward(&self, [x, b, gamma]: [FlexTensor; 3]) -> (FlexTensor, Self::Saved) {
         let gamma = contiguous(&gamma);
         let channels = slice(&gamma);
-        let y = self.join.join_sequences(x, &b, |factor, y, b: &[T]| add_channels(y, b, channels, factor));
+        let y = self.join.join_rows(x, &b, |factor, y, b: &[T]| add_channels(y, b, channels, factor));
         (y, [contiguous(&b), gamma])
     }
 
@@ -212,26 +258,28 @@ impl<T: Number> Kernel<Flex, 3> for ScaledJoin<T> {
         grad: FlexTensor,
         wanted: [bool; 3],
     ) -> [Option<FlexTensor>; 3] {
-        let [n_sequences, n, d]: [usize; 3] = dims(&grad);
-        let g = contiguous(&grad);
-        let g = slice(&g);
+        let (n_rows, d) = rows_and_length(&grad);
+        let contiguous_grad = contiguous(&grad);
+        let g = slice(&contiguous_grad);
         let b = elements::<T>(&b);
         let gamma = slice(&gamma);
         let gb = wanted[1].then(|| {
-            let mut out = vec![0.0; n_sequences * n * d];
-            over_rows(&mut out, n * d, |first, rows| {
-                let sequences = rows.chunks_mut(n * d).zip(g[first * n * d..].chunks(n * d));
-                for (i, (out, g)) in sequences.enumerate() {
-                    add_channels(out, g, gamma, self.join.factor(first + i));
-                }
+            let mut out = vec![0.0; n_rows * d];
+            over_rows(&mut out, d, |first, rows| {
+                let g = &g[first * d..][..rows.len()];
+                self.join.for_each_range(first..first + rows.len() / d, |range, factor| {
+                    let range = range.start * d..range.end * d;
+                    add_channels(&mut rows[range.clone()], &g[range], gamma, factor);
+                });
             });
-            tensor(nearest::<T>(out), [n_sequences, n, d])
+            like(&contiguous_grad, nearest::<T>(out))
         });
         let ggamma = wanted[2].then(|| {
             let mut sums = vec![0.0; d];
-            for (i, (g, b)) in g.chunks(n * d).zip(b.chunks(n * d)).enumerate() {
-                add_products(&mut sums, g, b, self.join.factor(i));
-            }
+            self.join.for_each_range(0..n_rows, |range, factor| {
+                let range = range.start * d..range.end * d;
+                add_products(&mut sums, &g[range.clone()], &b[range], factor);
+            });
             tensor(sums, [d])
         });
         // The gradient of the skip connection is `grad` itself; the link passes it on.
@@ -240,15 +288,14 @@ impl<T: Number> Kernel<Flex, 3> for ScaledJoin<T> {
     }
 }
 
-/// Returns the gradient with each sequence multiplied by its factor.
-fn scale_sequences(grad: &FlexTensor, factors: &[f32]) -> FlexTensor {
-    let shape: [usize; 3] = dims(grad);
-    let row_len = shape[1] * shape[2];
+/// Returns the gradient with the rows of each sequence multiplied by its factor.
+fn scale_rows(grad: &FlexTensor, factors: &RowFactors) -> FlexTensor {
+    let (_, d) = rows_and_length(grad);
     let mut out = owned(grad.clone());
-    over_rows(slice_mut(&mut out), row_len, |first, rows| {
-        for (row, factor) in rows.chunks_mut(row_len).zip(&factors[first..]) {
-            scale(row, *factor);
-        }
+    over_rows(slice_mut(&mut out), d, |first, rows| {
+        factors.for_each_range(first..first + rows.len() / d, |range, factor| {
+            scale(&mut rows[range.start * d..range.end * d], factor);
+        });
     });
     out
 }
@@ -293,17 +340,18 @@ mod tests {
 
     use super::*;
     use crate::ops::gelu;
+    use crate::ops::lengths::Run;
     use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves};
 
     /// Two branches in sequence, with and without dropped sequences and LayerScale.
     #[test]
     fn branches_match_plain_forward_and_backward() {
         for device in devices() {
-            for factors in [None, Some(&[0.0, 1.25, 1.25, 0.0][..])] {
-                check(&device, [4, 5, 37], factors, false, DType::F32);
-                check(&device, [4, 33, 64], factors, true, DType::F32);
+            for has_factors in [false, true] {
+                check(&device, 37, has_factors, false, DType::F32);
+                check(&device, 64, has_factors, true, DType::F32);
                 if device.supports_dtype(DType::BF16) {
-                    check(&device, [4, 33, 64], factors, true, DType::BF16);
+                    check(&device, 64, has_factors, true, DType::BF16);
                 }
             }
         }
@@ -311,9 +359,12 @@ mod tests {
 
     /// Compares branches whose outputs have type `dtype` with their composition of plain
     /// operations.
-    fn check(device: &Device, shape: [usize; 3], factors: Option<&[f32]>, scaled: bool, dtype: DType) {
-        let x = leaves(device, &[shape], 1).remove(0);
-        let weights = leaves(device, &[[shape[2]], [shape[2]], [shape[2]]], 2);
+    fn check(device: &Device, d: usize, has_factors: bool, scaled: bool, dtype: DType) {
+        let lengths = Lengths::new([Run { n_sequences: 3, length: 33 }, Run { n_sequences: 2, length: 5 }]);
+        let factors = &[0.0, 1.25, 1.25, 0.0, 2.0];
+        let factors = has_factors.then_some(SequenceFactors { factors, lengths: &lengths });
+        let x = leaves(device, &[[lengths.n_tokens(), d]], 1).remove(0);
+        let weights = leaves(device, &[[d], [d], [d]], 2);
         let gamma = scaled.then(|| weights[2].clone());
         let mut y = x.clone();
         let mut expected = x.clone();

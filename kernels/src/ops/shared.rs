@@ -34,7 +34,12 @@ impl SharedGradient {
     /// that compute `input`. Without `input` it would add it at the end, because it processes
     /// operations in the order of their distance from the leaves, and the gradients of all uses of
     /// all tensors would be in memory until then.
-    pub fn register(&self, x: &Tensor<1>, dtype: DType, input: Option<&Tensor<3>>) -> Tensor<1> {
+    pub fn register<const D: usize>(
+        &self,
+        x: &Tensor<1>,
+        dtype: DType,
+        input: Option<&Tensor<D>>,
+    ) -> Tensor<1> {
         if !x.is_autodiff() {
             return cast(x.clone(), dtype);
         }
@@ -100,7 +105,7 @@ mod tests {
         for device in devices() {
             let x = leaves(&device, &[[15]], 1).remove(0);
             let shared = SharedGradient::default();
-            let grads = loss(|| shared.register(&x, DType::F32, None)).backward();
+            let grads = loss(|| shared.register::<2>(&x, DType::F32, None)).backward();
             let sum = shared.take().or_else(|| x.grad(&grads)).unwrap();
             let expected = x.grad(&loss(|| x.clone()).backward()).unwrap();
             assert_close("x", sum, expected, 1e-6);
@@ -125,9 +130,9 @@ mod tests {
             let x = cast(x, DType::BF16).autodiff().require_grad();
             let shared = SharedGradient::default();
             // 1001 and 1002 are not representable in bf16.
-            let a = shared.register(&x, DType::F32, None) * 1000.0;
-            let b = shared.register(&x, DType::F32, None) * 1.0;
-            let c = cast(shared.register(&x, DType::BF16, None) * 1.0, DType::F32);
+            let a = shared.register::<2>(&x, DType::F32, None) * 1000.0;
+            let b = shared.register::<2>(&x, DType::F32, None) * 1.0;
+            let c = cast(shared.register::<2>(&x, DType::BF16, None) * 1.0, DType::F32);
             let _ = (a.sum() + b.sum() + c.sum()).backward();
             let sum = shared.take().expect("three uses");
             assert_eq!(sum.dtype(), DType::F32);

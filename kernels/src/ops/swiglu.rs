@@ -16,16 +16,16 @@ use half::bf16;
 use multiversion::multiversion;
 
 use super::bridge::{Kernel, run};
-use super::cpu::{contiguous, dims, elements, flex_dtype, tensor};
+use super::cpu::{contiguous, elements, flex_dtype, like, like_with_length, rows_and_length};
 #[cfg(feature = "cube")]
 use super::cube;
 use super::in_f32;
 use super::math::{exp, over_rows};
 use super::number::Number;
 
-/// Returns the second half of `x` of `[B, N, 2·H]`, multiplied by the SiLU of the first half, which
-/// is the gate: `[B, N, H]`.
-pub fn swiglu(x: Tensor<3>) -> Tensor<3> {
+/// Returns the second half of the rows of `x` of `[.., 2·H]`, multiplied by the SiLU of the first
+/// half, which is the gate: `[.., H]`.
+pub fn swiglu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
         return run(cube::Swiglu, [x.into()]);
@@ -38,12 +38,12 @@ pub fn swiglu(x: Tensor<3>) -> Tensor<3> {
 }
 
 /// Computes in f32 at least.
-fn plain(x: Tensor<3>) -> Tensor<3> {
-    let [b, n, h] = x.dims();
+fn plain<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let width = x.dims()[D - 1] / 2;
     let dtype = x.dtype();
     let x = in_f32(x);
-    let gates = x.clone().slice([0..b, 0..n, 0..h / 2]);
-    let values = x.slice([0..b, 0..n, h / 2..h]);
+    let gates = x.clone().narrow(D - 1, 0, width);
+    let values = x.narrow(D - 1, width, width);
     (activation::silu(gates) * values).cast(dtype)
 }
 
@@ -55,27 +55,27 @@ impl<T: Number> Kernel<Flex, 1> for Swiglu<T> {
     type Saved = FlexTensor;
 
     fn forward(&self, [x]: [FlexTensor; 1]) -> (FlexTensor, FlexTensor) {
-        let [b, n, h]: [usize; 3] = dims(&x);
+        let (n_rows, h) = rows_and_length(&x);
         let x = contiguous(&x);
         let width = h / 2;
-        let mut y = vec![T::default(); b * n * width];
+        let mut y = vec![T::default(); n_rows * width];
         over_rows(&mut y, width, |first, rows| {
             let inputs = elements::<T>(&x)[first * h..].chunks_exact(h);
             rows.chunks_exact_mut(width).zip(inputs).for_each(|(y, x)| forward(x, y));
         });
-        (tensor(y, [b, n, width]), x)
+        (like_with_length(&x, y, width), x)
     }
 
     fn backward(&self, x: FlexTensor, grad: FlexTensor, _: [bool; 1]) -> [Option<FlexTensor>; 1] {
-        let [b, n, h]: [usize; 3] = dims(&x);
+        let (n_rows, h) = rows_and_length(&x);
         let grad = contiguous(&grad);
-        let mut gx = vec![T::default(); b * n * h];
+        let mut gx = vec![T::default(); n_rows * h];
         over_rows(&mut gx, h, |first, rows| {
             let inputs = elements::<T>(&x)[first * h..].chunks_exact(h);
             let grads = elements::<T>(&grad)[first * (h / 2)..].chunks_exact(h / 2);
             rows.chunks_exact_mut(h).zip(inputs).zip(grads).for_each(|((gx, x), g)| backward(x, g, gx));
         });
-        [Some(tensor(gx, [b, n, h]))]
+        [Some(like(&x, gx))]
     }
 }
 

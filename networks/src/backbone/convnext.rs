@@ -13,15 +13,16 @@
 
 use burn_tensor::Tensor;
 use kernels::ops::{
-    Window, apply_to_kept, conv, depthwise_branch, grid_mean, in_f32, layer_norm, linear, mlp,
+    SequenceFactors, Window, apply_to_kept, conv, depthwise_branch, grid_mean, in_f32, layer_norm, linear,
+    mlp,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::draws::{DrawRules, DropRule};
-use crate::features::Features;
 use crate::params::{Init, ParamSpec};
+use crate::tokens::{Sequences, Tokens};
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Side of the kernels of depthwise convolutions.
@@ -193,8 +194,8 @@ fn weight_and_bias(name: &str, shape: impl Into<Vec<usize>>) -> [ParamSpec; 2] {
     [weight, bias]
 }
 
-/// Applies the layer norm `name` to `x` of `[B·V, N, D]`.
-fn norm(name: &str, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+/// Applies the layer norm `name` to `x` of `[.., D]`.
+fn norm<const D: usize>(name: &str, x: Tensor<D>, cx: &Context<'_>) -> Tensor<D> {
     let gain = cx.leaves.get(&format!("{name}.weight"));
     let bias = cx.leaves.get(&format!("{name}.bias"));
     layer_norm(x, gain, bias, EPSILON)
@@ -225,16 +226,14 @@ impl Unit for Stem {
         projection.into_iter().chain(gain_and_bias("1", d)).collect()
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        groups
-            .into_iter()
-            .map(|group| {
-                let weight = cx.leaves.matrix("0.weight");
-                let h = in_f32(linear(cx.rounded(group.x.clone()), weight, cx.leaves.bias("0.bias")));
-                group.with(norm("1", h, cx))
-            })
-            .collect::<Vec<_>>()
-            .into()
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
+        for tokens in streams {
+            let weight = cx.leaves.matrix("0.weight");
+            let h = in_f32(linear(cx.rounded(tokens.x.clone()), weight, cx.leaves.bias("0.bias")));
+            outputs.push(tokens.with(norm("1", h, cx)));
+        }
+        outputs.into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
@@ -266,17 +265,15 @@ impl Unit for Downsample {
         gain_and_bias("0", self.input).into_iter().chain(convolution).collect()
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        groups
-            .into_iter()
-            .map(|group| {
-                let x = norm("0", group.x, cx);
-                let (h, grid) = conv(cx.rounded(x), group.grid, cx.leaves.stored("1.weight"), HALVES);
-                let bias = in_f32(cx.leaves.get::<1>("1.bias"));
-                Features::on_grid(in_f32(h) + bias.unsqueeze(), grid)
-            })
-            .collect::<Vec<_>>()
-            .into()
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
+        for tokens in streams {
+            let x = tokens.with(norm("0", tokens.x.clone(), cx)).by_sequence();
+            let (h, grid) = conv(cx.rounded(x), tokens.grid(), cx.leaves.stored("1.weight"), HALVES);
+            let bias = in_f32(cx.leaves.get::<1>("1.bias"));
+            outputs.push(Tokens::on_grid(in_f32(h) + bias.unsqueeze(), grid));
+        }
+        outputs.into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
@@ -333,23 +330,25 @@ impl Unit for Block {
         params
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        groups
-            .into_iter()
-            .enumerate()
-            .map(|(index, group)| {
-                let weight = cx.leaves.get("conv_dw.weight");
-                let bias = cx.leaves.get("conv_dw.bias");
-                let (h, skip) = depthwise_branch(group.x.clone(), group.grid, weight, bias);
-                let factors = cx.draws.factors(index, 0);
-                let h = apply_to_kept(h, factors, |h| {
-                    let h = cx.rounded(norm("norm", h, cx));
-                    mlp(h, linear_params("mlp.fc1", cx), linear_params("mlp.fc2", cx))
-                });
-                group.with(skip.join(h, Some(cx.leaves.get("gamma")), factors))
-            })
-            .collect::<Vec<_>>()
-            .into()
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
+        for (index, tokens) in streams.into_iter().enumerate() {
+            let weight = cx.leaves.get("conv_dw.weight");
+            let bias = cx.leaves.get("conv_dw.bias");
+            let (h, skip) = depthwise_branch(tokens.by_sequence(), tokens.grid(), weight, bias);
+            let shape = h.dims();
+            let lengths = tokens.lengths();
+            let factors = cx.draws.factors(index..index + 1, 0);
+            let factors = factors.as_deref();
+            let h = apply_to_kept(h.reshape(tokens.x.dims()), &lengths, factors, |h, _| {
+                let h = cx.rounded(norm("norm", h, cx));
+                mlp(h, linear_params("mlp.fc1", cx), linear_params("mlp.fc2", cx))
+            });
+            let factors = factors.map(|factors| SequenceFactors { factors, lengths: &lengths });
+            let y = skip.join(h.reshape(shape), Some(cx.leaves.get("gamma")), factors);
+            outputs.push(tokens.with(y.reshape(tokens.x.dims())));
+        }
+        outputs.into()
     }
 
     /// Counts a graph that holds per cell: the input, inputs and outputs of the norm, the hidden
@@ -394,25 +393,26 @@ impl Unit for Norm {
         vec![ParamSpec::vector("weight", self.width, 1.0), ParamSpec::vector("bias", self.width, 0.0)]
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
         let gain = cx.leaves.get::<1>("weight");
         let bias = cx.leaves.get::<1>("bias");
-        groups
-            .into_iter()
-            .map(|group| {
-                let mean = grid_mean(group.x.clone());
-                let tokens = match self.readout {
-                    Readout::Pooled => mean,
-                    Readout::All => Tensor::cat(vec![mean, group.x], 1),
-                };
-                let x = layer_norm(tokens, gain.clone(), bias.clone(), EPSILON);
-                match self.readout {
-                    Readout::Pooled => Features::vectors(x),
-                    Readout::All => Features { n_prefix: 1, ..Features::on_grid(x, group.grid) },
-                }
-            })
-            .collect::<Vec<_>>()
-            .into()
+        let mut outputs = Vec::with_capacity(streams.len());
+        for tokens in streams {
+            let cells = tokens.by_sequence();
+            let [n, _, d] = cells.dims();
+            let mean = grid_mean(cells.clone());
+            let sequences = match self.readout {
+                Readout::Pooled => mean,
+                Readout::All => Tensor::cat(vec![mean, cells], 1),
+            };
+            let x = layer_norm(sequences, gain.clone(), bias.clone(), EPSILON).reshape([-1, d as i32]);
+            let group = match self.readout {
+                Readout::Pooled => Sequences::vectors(n),
+                Readout::All => Sequences { n_prefix: 1, ..Sequences::on_grid(n, tokens.grid()) },
+            };
+            outputs.push(Tokens::new(x, vec![group]));
+        }
+        outputs.into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {

@@ -4,7 +4,7 @@
 //! y = pool(relu(norm(conv(x))))
 //! ```
 //!
-//! x `[B, H·W, C]` with channels last, in the type of maps ([`crate::unit::Types`]). Every
+//! x `[B·H·W, C]` with channels last, in the type of maps ([`crate::unit::Types`]). Every
 //! normalization needs statistics over the batch, and so begins a stage. Statistics, and what the
 //! normalization computes from them, are f32.
 
@@ -14,8 +14,8 @@ use burn_tensor::Tensor;
 use kernels::ops::{Window, conv, max_pool, normalize};
 
 use crate::batch_norm::BatchNorm;
-use crate::features::Features;
 use crate::params::{Init, ParamSpec};
+use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// A convolution without bias, and the normalization of its output.
@@ -72,7 +72,7 @@ impl Layer {
     }
 
     /// Returns the output of the convolution as a map, and its sums.
-    pub(super) fn moments(&self, y: Tensor<3>, cx: &Context<'_>) -> (Tensor<3>, Tensor<1>) {
+    pub(super) fn moments(&self, y: Tensor<2>, cx: &Context<'_>) -> (Tensor<2>, Tensor<1>) {
         self.norm.moments(cx.as_map(y), cx)
     }
 
@@ -130,33 +130,31 @@ impl Unit for Stem {
         2
     }
 
-    fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+    fn forward(&self, stage: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
         if stage == 0 {
-            let mut features = Vec::with_capacity(groups.len());
-            let mut sums = Vec::with_capacity(groups.len());
-            for group in groups {
+            let mut sums = Vec::with_capacity(streams.len());
+            for tokens in streams {
+                let columns = 0..self.layer.norm.width;
                 let (y, grid) =
-                    self.layer.convolve_columns(group.x, group.grid, &(0..self.layer.norm.width), cx);
-                let (y, group_sums) = self.layer.moments(y, cx);
-                features.push(Features::on_grid(y, grid));
-                sums.push(group_sums);
+                    self.layer.convolve_columns(tokens.by_sequence(), tokens.grid(), &columns, cx);
+                let maps = Tokens::on_grid(y, grid);
+                let (y, stream_sums) = self.layer.moments(maps.x.clone(), cx);
+                outputs.push(maps.with(y));
+                sums.push(stream_sums);
             }
-            return StageOutput { features, sums: cx.sets.sums(sums) };
+            return StageOutput { streams: outputs, sums: cx.sets.sums(sums) };
         }
-        groups
-            .into_iter()
-            .zip(&cx.sets.0)
-            .map(|(group, set)| {
-                let affine = self.layer.norm.affine(cx.totals.get(*set).cloned(), cx);
-                let mut y = normalize(group.x, affine, None, true);
-                let mut grid = group.grid;
-                if self.pools {
-                    (y, grid) = max_pool(y, grid, POOL_SIDE, POOL);
-                }
-                Features::on_grid(y, grid)
-            })
-            .collect::<Vec<_>>()
-            .into()
+        for (tokens, set) in streams.into_iter().zip(&cx.sets.0) {
+            let affine = self.layer.norm.affine(cx.totals.get(*set).cloned(), cx);
+            let mut tokens = tokens.with(normalize(tokens.x.clone(), affine, None, true));
+            if self.pools {
+                let (y, grid) = max_pool(tokens.by_sequence(), tokens.grid(), POOL_SIDE, POOL);
+                tokens = Tokens::on_grid(y, grid);
+            }
+            outputs.push(tokens);
+        }
+        outputs.into()
     }
 
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {

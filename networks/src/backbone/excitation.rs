@@ -44,19 +44,18 @@ impl Excitation {
         vec![weight.rows(columns.clone()), bias.rows(columns)]
     }
 
-    /// Returns the columns of W₁ x + b₁ whose parameters are in `cx`, for the mean `x` of
-    /// `[B, 1, C]`.
-    pub(super) fn squeezed(&self, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+    /// Returns the columns of W₁ x + b₁ whose parameters are in `cx`, for the mean `x` of `[B, C]`.
+    pub(super) fn squeezed(&self, x: Tensor<2>, cx: &Context<'_>) -> Tensor<2> {
         self.layer("fc1", x, cx)
     }
 
-    /// Returns the columns of W₂ x + b₂ whose parameters are in `cx`, for `x` of `[B, 1, S]`
-    /// between the two layers.
-    pub(super) fn excited(&self, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+    /// Returns the columns of W₂ x + b₂ whose parameters are in `cx`, for `x` of `[B, S]` between the
+    /// two layers.
+    pub(super) fn excited(&self, x: Tensor<2>, cx: &Context<'_>) -> Tensor<2> {
         self.layer("fc2", x, cx)
     }
 
-    fn layer(&self, layer: &str, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+    fn layer(&self, layer: &str, x: Tensor<2>, cx: &Context<'_>) -> Tensor<2> {
         let name = format!("{}.{layer}", self.name);
         let weight = cx.leaves.get::<4>(&format!("{name}.weight"));
         let [output, input, ..] = weight.dims();

@@ -8,7 +8,7 @@ pub use super::regnet::{Config as RegnetConfig, Design, NamedSize, Size};
 pub use super::resnet::{Config as ResnetConfig, StemKind};
 #[cfg(feature = "testing")]
 pub use super::toy::Config as ToyConfig;
-pub use super::transformer::block::{DropPathDepth, MlpKind, QkvBias};
-pub use super::transformer::initial_weights::Initialization;
-pub use super::transformer::pos_embed::Positions;
 pub use super::vit::Config as VitConfig;
+pub use crate::transformer::block::{DropPathDepth, MlpKind, QkvBias};
+pub use crate::transformer::initial_weights::Initialization;
+pub use crate::transformer::pos_embed::Positions;

@@ -13,7 +13,6 @@ mod regnet;
 mod resnet;
 #[cfg(feature = "testing")]
 mod toy;
-mod transformer;
 mod vit;
 
 pub use registry::ModelConfig;
@@ -53,9 +52,9 @@ fn check_channels(n_channels: usize) -> Result<(), String> {
 /// Features that a backbone returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readout {
-    /// One vector per view, `[B·V, 1, D]`.
+    /// One vector per view, `[B·V, D]`.
     Pooled,
-    /// All tokens, `[B·V, P + N, D]`.
+    /// All tokens, `[B·V·(P + N), D]`.
     All,
 }
 
@@ -91,7 +90,7 @@ pub trait BackboneConfig {
     fn validate(&self) -> Result<(), String>;
 
     /// Returns the units, of which the first takes cells of `cell_px` × `cell_px` pixels as vectors
-    /// `[B·V, N, C·p·p]` ([`super::patches`]).
+    /// `[B·V·N, C·p·p]` ([`super::patches`]).
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>>;
 
     /// Returns the units with a mask token in place of masked patches; `None` for a backbone
@@ -99,6 +98,11 @@ pub trait BackboneConfig {
     fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
         let _ = readout;
         None
+    }
+
+    /// Returns whether a view is read from a class token, and not as the mean of its cells.
+    fn has_class_token(&self) -> bool {
+        false
     }
 
     /// Returns the key of a setting that takes effect only in training with masked patches, if such

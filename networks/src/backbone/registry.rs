@@ -79,6 +79,11 @@ impl ModelConfig {
         self.config().masked_units(readout)
     }
 
+    /// Returns whether a view is read from a class token, and not as the mean of its cells.
+    pub fn has_class_token(&self) -> bool {
+        self.config().has_class_token()
+    }
+
     /// Returns the key of a setting that takes effect only in training with masked patches, if such
     /// a setting is used.
     pub fn setting_of_masks(&self) -> Option<&'static str> {

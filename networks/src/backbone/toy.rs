@@ -2,7 +2,7 @@
 //! projection.
 //!
 //! ```text
-//! h = W₁ · cells + b₁              [B, N, Cp²] → [B, N, D]
+//! h = W₁ · cells + b₁              [B·N, Cp²] → [B·N, D]
 //! y = W₂ · gelu(norm(h)) + b₂
 //! ```
 
@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{BackboneConfig, Levels, Readout, is_rgb, rgb_channels};
 use crate::batch_norm::BatchNorm;
-use crate::features::Features;
 use crate::params::{Init, ParamSpec};
+use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Settings of the toy, as a recipe writes them.
@@ -91,16 +91,13 @@ impl Unit for Affine {
         vec![weight, ParamSpec::vector("bias", self.width, 0.1)]
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        groups
-            .iter()
-            .map(|group| {
-                let x =
-                    linear(cx.rounded(group.x.clone()), cx.leaves.stored("weight"), cx.leaves.bias("bias"));
-                group.with(x)
-            })
-            .collect::<Vec<_>>()
-            .into()
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
+        for tokens in &streams {
+            let x = cx.rounded(tokens.x.clone());
+            outputs.push(tokens.with(linear(x, cx.leaves.stored("weight"), cx.leaves.bias("bias"))));
+        }
+        outputs.into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
@@ -127,26 +124,22 @@ impl Unit for Norm {
         2
     }
 
-    fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+    fn forward(&self, stage: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
         if stage == 0 {
-            let (features, sums) = groups
-                .into_iter()
-                .map(|group| {
-                    let (x, sums) = self.0.moments(group.x.clone(), cx);
-                    (group.with(x), sums)
-                })
-                .unzip();
-            return StageOutput { features, sums: cx.sets.sums(sums) };
+            let mut sums = Vec::with_capacity(streams.len());
+            for tokens in streams {
+                let (x, stream_sums) = self.0.moments(tokens.x.clone(), cx);
+                outputs.push(tokens.with(x));
+                sums.push(stream_sums);
+            }
+            return StageOutput { streams: outputs, sums: cx.sets.sums(sums) };
         }
-        groups
-            .iter()
-            .zip(&cx.sets.0)
-            .map(|(group, set)| {
-                let affine = self.0.affine(cx.totals.get(*set).cloned(), cx);
-                group.with(gelu(normalize(group.x.clone(), affine, None, false)))
-            })
-            .collect::<Vec<_>>()
-            .into()
+        for (tokens, set) in streams.iter().zip(&cx.sets.0) {
+            let affine = self.0.affine(cx.totals.get(*set).cloned(), cx);
+            outputs.push(tokens.with(gelu(normalize(tokens.x.clone(), affine, None, false))));
+        }
+        outputs.into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {

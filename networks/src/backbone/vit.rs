@@ -1,23 +1,24 @@
 //! The vision transformer (Dosovitskiy et al. 2021), as DINO, DINOv2 and timm build it: tokens of
 //! patches, a class token and registers, blocks, and a norm. The formulas are in
-//! [`super::transformer`]'s files.
+//! [`crate::transformer`]'s files.
 //!
 //! Parameter names and shapes are timm's.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::transformer::block::{Block, DropPathDepth, MlpKind, QkvBias};
-use super::transformer::embed::Embed;
-use super::transformer::initial_weights::{InitialWeights, Initialization};
-use super::transformer::norm::Norm;
-use super::transformer::pos_embed::{self, Positions};
-use super::transformer::rope::{Rope, rotations};
 use super::{BackboneConfig, Levels, Readout, is_default, is_rgb, rgb_channels};
 use crate::draws::{CoordinateDraw, CoordinateRule, DropCount, DropRule};
 use crate::interpolation::Resampling;
+use crate::transformer::block::{Block, DropPathDepth, MlpKind, QkvBias};
+use crate::transformer::embed::Embed;
+use crate::transformer::initial_weights::{InitialWeights, Initialization};
+use crate::transformer::norm::Norm;
+use crate::transformer::pos_embed::{self, Positions};
+use crate::transformer::position_table::PositionTable;
+use crate::transformer::rope::{Rope, rotations};
 use crate::unit::Unit;
 
 /// Upper limit of every size: far above any network, and small enough for products of sizes.
@@ -50,6 +51,10 @@ pub struct Config {
     /// DINOv3's largest network.
     #[serde(default = "default_mlp_multiple")]
     pub mlp_multiple: usize,
+    /// Whether there is a class token, from which a view is read: true by default. Without one, a
+    /// view is read as the mean of its patches, as in I-JEPA.
+    #[serde(default = "default_class_token", skip_serializing_if = "Clone::clone")]
+    pub class_token: bool,
     /// Number of registers, additional tokens beside the class token (Darcet et al. 2024).
     #[serde(default, skip_serializing_if = "is_default")]
     pub registers: usize,
@@ -121,6 +126,10 @@ pub struct Config {
     pub channels: usize,
 }
 
+fn default_class_token() -> bool {
+    true
+}
+
 fn default_norm_epsilon() -> f64 {
     1e-6
 }
@@ -160,6 +169,7 @@ impl Config {
             rope_jitter: None,
             rope_rescale: None,
             qkv_bias: QkvBias::All,
+            class_token: default_class_token(),
             registers: 0,
             positions: Positions::Learned,
             freeze_patches: false,
@@ -176,15 +186,16 @@ impl Config {
         }
     }
 
-    /// Returns the position embedding `[1, 1 + N, D]` for images of `px` pixels, resampled from
-    /// `embedding` if needed.
+    /// Returns the position embedding `[1, 1 + N, D]` for images of `px` pixels, `[1, N, D]` without a
+    /// class token, resampled from `embedding` if needed.
     pub fn positions_for(&self, embedding: &[f32], px: usize) -> Vec<f32> {
         let grid = px / self.patch_px;
         let own_grid = self.image_px / self.patch_px;
         if grid == own_grid {
             return embedding.to_vec();
         }
-        pos_embed::resample(embedding, self.width, own_grid, grid, self.resampling())
+        let n_before = usize::from(self.class_token);
+        pos_embed::resample(embedding, self.width, n_before, own_grid, grid, self.resampling())
     }
 
     /// Returns cosines and sines of rotary positions, row-major `[N, D_h / 2]` each, for images of
@@ -206,14 +217,17 @@ impl Config {
             n_channels: self.channels,
             patch_px: self.patch_px,
             width: self.width,
-            grid: self.image_px / self.patch_px,
+            has_class_token: self.class_token,
             n_registers: self.registers,
             initial_weights: self.initial_weights(),
             positions: self.positions,
             freezes_patches: self.freeze_patches,
             takes_masks,
-            resampling: self.resampling(),
-            matrices: Mutex::default(),
+            table: PositionTable::new(
+                usize::from(self.class_token),
+                self.image_px / self.patch_px,
+                self.resampling(),
+            ),
         }));
         let mut rope = None;
         if self.positions == Positions::Rope {
@@ -237,6 +251,7 @@ impl Config {
             }));
         }
         units.push(Box::new(Norm {
+            name: "norm".into(),
             width: self.width,
             readout,
             epsilon: self.norm_epsilon,
@@ -308,6 +323,9 @@ impl BackboneConfig for Config {
         if self.registers > MAX_SIZE || !(0.0..=MAX_SIZE as f64).contains(&self.mlp_ratio) {
             return Err(format!("model.registers and model.mlp_ratio must lie in 0..={MAX_SIZE}"));
         }
+        if self.registers > 0 && !self.class_token {
+            return Err("model.registers needs model.class_token = true".into());
+        }
         if !(-1.0..=1.0).contains(&self.pos_offset) {
             return Err(format!("model.pos_offset {} must lie in -1..=1", self.pos_offset));
         }
@@ -348,6 +366,10 @@ impl BackboneConfig for Config {
 
     fn masked_units(&self, readout: Readout) -> Option<Vec<Box<dyn Unit>>> {
         Some(self.units_with_masks(readout, true))
+    }
+
+    fn has_class_token(&self) -> bool {
+        self.class_token
     }
 
     fn setting_of_masks(&self) -> Option<&'static str> {
@@ -422,7 +444,8 @@ impl BackboneConfig for Config {
             channels: 4,
             ..plain.clone()
         };
-        vec![plain, full, with_registers, fixed, rotary]
+        let without_class = Self { class_token: false, positions: Positions::SinCos, ..plain.clone() };
+        vec![plain, full, with_registers, fixed, rotary, without_class]
     }
 }
 

@@ -8,8 +8,8 @@
 use burn_tensor::Tensor;
 use kernels::ops::{gelu, linear};
 
-use crate::features::Features;
 use crate::params::{Init, ParamSpec};
+use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// A projection of three layers.
@@ -33,8 +33,8 @@ impl Mlp {
     }
 }
 
-/// Applies the layer `name` to `x` of `[B, N, D]`.
-fn layer(x: Tensor<3>, name: &str, cx: &Context<'_>) -> Tensor<3> {
+/// Applies the layer `name` to `x` of `[M, D]`.
+fn layer(x: Tensor<2>, name: &str, cx: &Context<'_>) -> Tensor<2> {
     let weight = cx.leaves.get(&format!("{name}.weight"));
     let bias = cx.leaves.get(&format!("{name}.bias"));
     linear(x, weight, bias)
@@ -55,16 +55,14 @@ impl Unit for Mlp {
         params
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        groups
-            .iter()
-            .map(|group| {
-                let x = gelu(layer(group.x.clone(), "0", cx));
-                let x = gelu(layer(x, "2", cx));
-                group.with(layer(x, "4", cx))
-            })
-            .collect::<Vec<_>>()
-            .into()
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
+        for tokens in &streams {
+            let x = gelu(layer(tokens.x.clone(), "0", cx));
+            let x = gelu(layer(x, "2", cx));
+            outputs.push(tokens.with(layer(x, "4", cx)));
+        }
+        outputs.into()
     }
 
     /// Counts a graph that holds the values before and after each activation.

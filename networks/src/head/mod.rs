@@ -1,12 +1,13 @@
 //! Heads: units that a method puts after a backbone.
 
+pub mod decoder;
 pub mod mlp;
 pub mod projection;
 pub mod prototypes;
 pub mod unit_prototypes;
 
 use crate::backbone::Readout;
-use crate::features::Features;
+use crate::tokens::Tokens;
 use crate::unit::{GroupShape, Unit};
 
 /// A head of a network.
@@ -20,6 +21,9 @@ pub struct Head {
     /// Whether the ranks of a column group divide the columns of the last unit's output among them,
     /// where a run has such groups. No other head may read such a head.
     pub may_divide: bool,
+    /// Whether all units run in the passes of a step, slice by slice like a backbone's: for a head
+    /// that is a network of its own.
+    pub runs_in_passes: bool,
 }
 
 /// Input of a head. Everything that depends on it is a method of this type.
@@ -31,6 +35,8 @@ pub enum Reads {
     Patches,
     /// The masked cells of the grid.
     Masked,
+    /// All tokens that the backbone has computed, of which the masked cells are known.
+    Tokens,
     /// One vector per view, and the masked cells of the grid.
     PooledAndMasked,
     /// One vector per view, and all cells of the grid, of which the masked ones are known.
@@ -42,12 +48,16 @@ pub enum Reads {
 impl Head {
     /// Creates a head whose columns are never divided.
     pub fn new(name: &'static str, reads: Reads, units: Vec<Box<dyn Unit>>) -> Self {
-        Self { name, reads, units, may_divide: false }
+        Self { name, reads, units, may_divide: false, runs_in_passes: false }
     }
 
-    /// Returns the number of units up to the last one that has several stages. These run in the
-    /// passes of a step like a backbone's; the units after them are part of the loss's graph.
+    /// Returns the number of units up to the last one that has several stages, or of all units if
+    /// all run in passes. These run in the passes of a step like a backbone's; the units after them
+    /// are part of the loss's graph.
     pub fn n_staged(&self) -> usize {
+        if self.runs_in_passes {
+            return self.units.len();
+        }
         self.units.iter().rposition(|unit| unit.n_stages() > 1).map_or(0, |last| last + 1)
     }
 
@@ -63,22 +73,26 @@ impl Reads {
     pub fn head(self) -> Option<&'static str> {
         match self {
             Self::Head(name) => Some(name),
-            Self::Pooled | Self::Patches | Self::Masked | Self::PooledAndMasked | Self::PooledAndCells => {
-                None
-            }
+            Self::Pooled
+            | Self::Patches
+            | Self::Masked
+            | Self::Tokens
+            | Self::PooledAndMasked
+            | Self::PooledAndCells => None,
         }
     }
 
-    /// Selects the input of a head from the features of the backbone of one size of view. The
-    /// output of a head, which another head reads, is returned unchanged.
-    pub fn select(self, features: &Features) -> Features {
+    /// Selects the input of a head from the tokens of the backbone of one size of view. The output
+    /// of a head, which another head reads, is returned unchanged.
+    pub fn select(self, tokens: &Tokens) -> Tokens {
         match self {
-            Self::Pooled => features.pooled(),
-            Self::Patches => features.patches(),
-            Self::Masked => features.masked(),
-            Self::PooledAndMasked => features.pooled_and_masked(),
-            Self::PooledAndCells => features.pooled_and_cells(),
-            Self::Head(_) => features.clone(),
+            Self::Pooled => tokens.pooled(),
+            Self::Patches => tokens.patches(),
+            Self::Masked => tokens.masked(),
+            Self::Tokens => tokens.clone(),
+            Self::PooledAndMasked => tokens.pooled_and_masked(),
+            Self::PooledAndCells => tokens.pooled_and_cells(),
+            Self::Head(_) => tokens.clone(),
         }
     }
 
@@ -87,7 +101,9 @@ impl Reads {
         match self {
             Self::Pooled => shape.pooled(),
             Self::Patches => GroupShape { n_prefix: 0, ..*shape },
-            Self::Masked => GroupShape { n_views: 1, n_prefix: shape.n_masked, grid: [0, 0], ..*shape },
+            Self::Masked => {
+                GroupShape { n_views: 1, n_prefix: shape.n_masked, grid: [0, 0], n_dropped: 0, ..*shape }
+            }
             Self::PooledAndMasked => {
                 GroupShape { n_views: 1, n_prefix: shape.n_views + shape.n_masked, grid: [0, 0], ..*shape }
             }
@@ -95,7 +111,7 @@ impl Reads {
                 let n_cells = shape.n_views * shape.grid[0] * shape.grid[1];
                 GroupShape { n_views: 1, n_prefix: shape.n_views + n_cells, grid: [0, 0], ..*shape }
             }
-            Self::Head(_) => *shape,
+            Self::Tokens | Self::Head(_) => *shape,
         }
     }
 
@@ -107,7 +123,8 @@ impl Reads {
 
 /// Returns the features that a backbone must return for these heads.
 pub fn readout(heads: &[Head]) -> Readout {
-    if heads.iter().any(|head| head.reads == Reads::Patches || head.reads.has_masked()) {
+    let reads_cells = |head: &Head| matches!(head.reads, Reads::Patches | Reads::Tokens);
+    if heads.iter().any(|head| reads_cells(head) || head.reads.has_masked()) {
         Readout::All
     } else {
         Readout::Pooled

@@ -12,8 +12,8 @@ use burn_tensor::Tensor;
 use kernels::ops::{linear, matmul_transposed, normalize, relu};
 
 use crate::batch_norm::BatchNorm;
-use crate::features::Features;
 use crate::params::{Init, ParamSpec};
+use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// A projection of any number of layers.
@@ -65,25 +65,24 @@ impl Projection {
         BatchNorm { gain, ..BatchNorm::new(format!("norm{layer}"), self.widths[layer + 1]) }
     }
 
-    fn layer(&self, layer: usize, x: Tensor<3>, cx: &Context<'_>) -> Tensor<3> {
+    fn layer(&self, layer: usize, x: Tensor<2>, cx: &Context<'_>) -> Tensor<2> {
         let weight = cx.leaves.get::<2>(&format!("linear{layer}.weight"));
         if self.has_biases {
             return linear(x, weight, cx.leaves.get(&format!("linear{layer}.bias")));
         }
-        let [b, n, d] = x.dims();
-        matmul_transposed(x.reshape([b * n, d]), weight).reshape([b, n, self.widths[layer + 1]])
+        matmul_transposed(x, weight)
     }
 
     /// Applies all layers, without normalization.
-    fn unnormalized(&self, group: &Features, cx: &Context<'_>) -> Features {
-        let mut x = group.x.clone();
+    fn unnormalized(&self, tokens: &Tokens, cx: &Context<'_>) -> Tokens {
+        let mut x = tokens.x.clone();
         for layer in 0..self.n_layers() {
             x = self.layer(layer, x, cx);
             if layer + 1 < self.n_layers() {
                 x = relu(x);
             }
         }
-        group.with(x)
+        tokens.with(x)
     }
 }
 
@@ -115,14 +114,15 @@ impl Unit for Projection {
         self.n_norms() + 1
     }
 
-    fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+    fn forward(&self, stage: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
         if self.normalizes == Normalizes::Nothing {
-            return groups.iter().map(|group| self.unnormalized(group, cx)).collect::<Vec<_>>().into();
+            outputs.extend(streams.iter().map(|tokens| self.unnormalized(tokens, cx)));
+            return outputs.into();
         }
-        let mut features = Vec::with_capacity(groups.len());
         let mut sums = Vec::new();
-        for (group, set) in groups.into_iter().zip(&cx.sets.0) {
-            let mut x = group.x.clone();
+        for (tokens, set) in streams.into_iter().zip(&cx.sets.0) {
+            let mut x = tokens.x.clone();
             if stage > 0 {
                 let affine = self.norm(stage - 1).affine(cx.totals.get(*set).cloned(), cx);
                 x = normalize(x, affine, None, stage < self.n_layers());
@@ -130,15 +130,14 @@ impl Unit for Projection {
             if stage < self.n_layers() {
                 x = self.layer(stage, x, cx);
             }
-            let mut group = group.with(x);
             if stage < self.n_norms() {
-                let (x, group_sums) = self.norm(stage).moments(group.x.clone(), cx);
-                group = group.with(x);
-                sums.push(group_sums);
+                let stream_sums;
+                (x, stream_sums) = self.norm(stage).moments(x, cx);
+                sums.push(stream_sums);
             }
-            features.push(group);
+            outputs.push(tokens.with(x));
         }
-        StageOutput { features, sums: cx.sets.sums(sums) }
+        StageOutput { streams: outputs, sums: cx.sets.sums(sums) }
     }
 
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {

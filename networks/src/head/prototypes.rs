@@ -10,8 +10,8 @@
 use burn_tensor::Tensor;
 use kernels::ops::{matmul_transposed, unit_rows, weight_norm_linear};
 
-use crate::features::Features;
 use crate::params::{Init, ParamSpec};
+use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Number that keeps the norm of an embedding away from zero, the default of PyTorch's `normalize`.
@@ -91,16 +91,13 @@ impl Unit for Prototypes {
             .collect()
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        groups
-            .iter()
-            .map(|group| {
-                let [b, n, d] = group.x.dims();
-                let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
-                group.with(self.scores(z, cx).reshape([b, n, self.count]))
-            })
-            .collect::<Vec<_>>()
-            .into()
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
+        for tokens in &streams {
+            let z = unit_rows(tokens.x.clone(), NORM_EPSILON);
+            outputs.push(tokens.with(self.scores(z, cx)));
+        }
+        outputs.into()
     }
 
     fn column_part(&self, n_parts: usize) -> Option<Box<dyn Unit>> {

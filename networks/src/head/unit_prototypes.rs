@@ -10,9 +10,9 @@
 use burn_tensor::Tensor;
 use kernels::ops::{matmul_transposed, unit_rows};
 
-use crate::features::Features;
 use crate::leaves::Leaves;
 use crate::params::{Init, ParamSpec};
+use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Number that keeps a length away from zero, the default of PyTorch's `normalize`.
@@ -45,17 +45,14 @@ impl Unit for UnitPrototypes {
         vec![ParamSpec { frozen_steps: self.frozen_steps, is_constrained: true, ..weight }]
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
         let prototypes = cx.leaves.get::<2>(WEIGHT);
-        groups
-            .iter()
-            .map(|group| {
-                let [b, n, d] = group.x.dims();
-                let z = unit_rows(group.x.clone().reshape([b * n, d]), NORM_EPSILON);
-                group.with(matmul_transposed(z, prototypes.clone()).reshape([b, n, self.count]))
-            })
-            .collect::<Vec<_>>()
-            .into()
+        let mut outputs = Vec::with_capacity(streams.len());
+        for tokens in &streams {
+            let z = unit_rows(tokens.x.clone(), NORM_EPSILON);
+            outputs.push(tokens.with(matmul_transposed(z, prototypes.clone())));
+        }
+        outputs.into()
     }
 
     fn constrain(&self, leaves: &Leaves<'_>) -> Vec<(String, Tensor<1>)> {

@@ -11,8 +11,8 @@ use burn_tensor::{Device, Tensor};
 use kernels::device::workers::Workers;
 use networks::backbone::Readout;
 use networks::draws::Draws;
-use networks::features::Features;
 use networks::leaves::Leaves;
+use networks::tokens::Tokens;
 use networks::unit::{Context, StatSets, Types, Unit};
 use ranks::EngineError;
 use ranks::communicator::Communicator;
@@ -124,9 +124,9 @@ impl BackboneBench {
     }
 
     /// Converts a range of the images to the input of the first unit.
-    fn input(&self, range: std::ops::Range<usize>) -> Vec<Features> {
+    fn input(&self, range: std::ops::Range<usize>) -> Vec<Tokens> {
         let views: Vec<&[u8]> = self.images[range].iter().map(Vec::as_slice).collect();
-        vec![self.plan.pixel_input().features(&views, self.plan.recipe.model.image_px(), &self.device)]
+        vec![self.plan.pixel_input().tokens(&views, self.plan.recipe.model.image_px(), &self.device)]
     }
 
     /// Returns the flat gradients of all units, computed from one graph on a worker.
@@ -138,8 +138,8 @@ impl BackboneBench {
     fn graph_gradients(&self) -> Vec<Tensor<1>> {
         let draws = Draws::default();
         let sets = StatSets::per_size(1);
-        let mut groups = self.input(0..self.images.len());
-        groups.iter_mut().for_each(|group| group.x = group.x.clone().autodiff());
+        let mut streams = self.input(0..self.images.len());
+        streams.iter_mut().for_each(|tokens| tokens.x = tokens.x.clone().autodiff());
         let leaves: Vec<Leaves<'_>> = self
             .shards
             .iter()
@@ -150,13 +150,13 @@ impl BackboneBench {
             for stage in 0..unit.n_stages() {
                 let types = self.types();
                 let cx = Context { leaves, draws: &draws, totals: &totals, sets: &sets, types };
-                let output = unit.forward(stage, groups, &cx);
-                groups = output.features;
+                let output = unit.forward(stage, streams, &cx);
+                streams = output.streams;
                 totals = output.sums;
             }
         }
-        let grad = start_gradient(&groups[0].x.clone().inner());
-        let mut grads = (groups[0].x.clone() * grad.autodiff()).sum().backward();
+        let grad = start_gradient(&streams[0].x.clone().inner());
+        let mut grads = (streams[0].x.clone() * grad.autodiff()).sum().backward();
         leaves.iter().map(|leaves| leaves.gradient(&mut grads)).collect()
     }
 
@@ -185,7 +185,7 @@ impl BackboneBench {
 
 /// Returns a gradient of the output that depends on each image alone, so that slices get the same
 /// as the whole batch.
-fn start_gradient(y: &Tensor<3>) -> Tensor<3> {
+fn start_gradient(y: &Tensor<2>) -> Tensor<2> {
     y.clone().sin()
 }
 

@@ -85,7 +85,7 @@ fn gradients(chain: &Chain, types: Types, keeps_graph: bool) -> Vec<NamedTensor>
 
 /// Returns the output of `chain`, by size of view.
 fn outputs(chain: &Chain) -> Vec<Vec<f32>> {
-    chain.output(&chain.weights()).into_iter().map(|group| to_host(group.x.flatten(0, 2))).collect()
+    chain.output(&chain.weights()).into_iter().map(|group| to_host(group.x.flatten(0, 1))).collect()
 }
 
 /// Outputs of divided units have the same bits as those of undivided ones, and so have gradients,

@@ -5,13 +5,13 @@ use burn_tensor::Device;
 use kernels::device::host::to_host;
 use networks::Network;
 use networks::backbone::ModelConfig;
-use networks::features::Features;
 use networks::patches::Normalization;
+use networks::tokens::Tokens;
 
-/// Reads all elements of features.
-fn values(features: &Features) -> Vec<f32> {
-    let [b, n, d] = features.x.dims();
-    to_host(features.x.clone().reshape([b * n * d]))
+/// Reads all elements of tokens.
+fn values(tokens: &Tokens) -> Vec<f32> {
+    let [n, d] = tokens.x.dims();
+    to_host(tokens.x.clone().reshape([n * d]))
 }
 
 /// Creates a network for `model` with random weights.
@@ -33,9 +33,9 @@ fn last_level_equals_the_network_output() {
         let images: Vec<&[u8]> = images.iter().map(Vec::as_slice).collect();
         let all = network.levels(&images, size_px, usize::MAX);
         assert_eq!((all.len(), network.n_levels()), (levels.units.len(), levels.units.len()), "{model:?}");
-        assert!(all.iter().all(|level| level.x.dims()[0] == 3), "{model:?}");
+        assert!(all.iter().all(|level| level.n_sequences() == 3), "{model:?}");
         assert!(levels.units.windows(2).all(|pair| pair[0] < pair[1]), "{model:?}");
-        assert_eq!(values(all.last().unwrap()), values(&network.features(&images, size_px)), "{model:?}");
+        assert_eq!(values(all.last().unwrap()), values(&network.tokens(&images, size_px)), "{model:?}");
         let last = network.levels(&images, size_px, 1);
         assert_eq!(
             values(&last[0]),

@@ -10,10 +10,11 @@ use burn_tensor::{Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
 use networks::draws::Draws;
-use networks::features::{Features, HeadOutput, HeadOutputs, Masked, Outputs, Selection, by_image};
 use networks::leaves::Leaves;
 use networks::mask::MaskedCells;
+use networks::outputs::{HeadOutput, HeadOutputs, Outputs, by_image};
 use networks::sampler::UnitSampler;
+use networks::tokens::{Masked, Tokens};
 use networks::unit::{Context, StatSets, Types, Unit};
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
@@ -42,7 +43,7 @@ impl WholeBatch<'_> {
     }
 
     /// Returns the input of the network `spec`, by size of view.
-    fn input(&self, batch: &Batch, spec: &NetworkSpec) -> Vec<Features> {
+    fn input(&self, batch: &Batch, spec: &NetworkSpec) -> Vec<Tokens> {
         let groups = self.method.views().groups();
         let input = spec.input(self.plan.pixel_input());
         spec.sees
@@ -54,17 +55,16 @@ impl WholeBatch<'_> {
                     .iter()
                     .map(|image| batch.samples[*image].groups[*size].as_slice())
                     .collect();
-                let mut features = input.features(&views, groups[*size].size_px as usize, &Device::flex());
+                let mut tokens = input.tokens(&views, groups[*size].size_px as usize, &Device::flex());
                 if let Some(rule) = self.method.masks().filter(|rule| rule.size == *size) {
                     let positions = self.images().into_iter().map(|image| image as u64);
                     let seed = self.plan.recipe.seed;
                     let n_views = groups[*size].n_views;
-                    let rows = rule.at(seed, self.step, BATCH, n_views, features.grid).rows(positions);
-                    let masked =
-                        Masked { rows: Arc::new(rows), hides: sight.masked, selection: Selection::All };
-                    features.masked = Some(masked);
+                    let rows = rule.at(seed, self.step, BATCH, n_views, tokens.grid()).rows(positions);
+                    let masked = Masked { rows: Arc::new(rows), masking: sight.masking };
+                    tokens.groups[0].masked = Some(masked);
                 }
-                features
+                tokens
             })
             .collect()
     }
@@ -75,9 +75,9 @@ impl WholeBatch<'_> {
         networks.find(|spec| spec.update_rule == UpdateRule::Gradient).unwrap()
     }
 
-    /// Computes the features and head outputs of the network `spec` for the whole batch. `leaves`
+    /// Computes the tokens and head outputs of the network `spec` for the whole batch. `leaves`
     /// are its parameters by unit.
-    fn outputs(&self, spec: &NetworkSpec, input: Vec<Features>, leaves: &[Leaves<'_>]) -> Outputs {
+    fn outputs(&self, spec: &NetworkSpec, input: Vec<Tokens>, leaves: &[Leaves<'_>]) -> Outputs {
         let is_frozen = spec.update_rule == UpdateRule::Frozen;
         let sets = self.method.stat_sets().select(&spec.sizes());
         let views = self.method.views().groups();
@@ -87,7 +87,7 @@ impl WholeBatch<'_> {
             batch_size: BATCH,
             n_views: spec.sizes().into_iter().map(|size| views[size].n_views).collect(),
         };
-        let mut groups = input;
+        let mut streams = input;
         let backbone = spec.units_to(Readout::All, &self.plan.recipe.model);
         for (index, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
             let positions = self.images().into_iter().map(|image| image as u64);
@@ -95,16 +95,17 @@ impl WholeBatch<'_> {
                 UpdateRule::Gradient => sampler.for_unit(index, unit.as_ref()).at(positions),
                 _ => Draws::default(),
             };
-            groups = run_stages(unit.as_ref(), groups, leaves, &draws, &sets, is_frozen);
+            streams = run_stages(unit.as_ref(), streams, leaves, &draws, &sets, is_frozen);
         }
-        let mut heads: BTreeMap<&'static str, Vec<Features>> = BTreeMap::new();
+        let sizes: Vec<Tokens> = streams.iter().flat_map(Tokens::split_sizes).collect();
+        let mut heads: BTreeMap<&'static str, Vec<Tokens>> = BTreeMap::new();
         let mut leaves = leaves[backbone.len()..].iter();
         for head in &spec.heads {
             let source = match head.reads.head() {
                 Some(name) => &heads[name],
-                None => &groups,
+                None => &sizes,
             };
-            let mut outputs: Vec<Features> = source.iter().map(|group| head.reads.select(group)).collect();
+            let mut outputs: Vec<Tokens> = source.iter().map(|tokens| head.reads.select(tokens)).collect();
             let sets = self.method.head_stat_sets().select(&spec.sizes());
             for (unit, leaves) in head.units.iter().zip(leaves.by_ref()) {
                 outputs = run_stages(unit.as_ref(), outputs, leaves, &Draws::default(), &sets, is_frozen);
@@ -112,7 +113,7 @@ impl WholeBatch<'_> {
             heads.insert(head.name, outputs);
         }
         let heads = heads.into_iter().map(|(name, outputs)| (name, head_outputs(&outputs))).collect();
-        Outputs { heads: HeadOutputs::new(BATCH, &groups, heads), features: groups }
+        Outputs { heads: HeadOutputs::new(BATCH, &sizes, heads), features: sizes }
     }
 
     /// Returns the shards of the network `name`.
@@ -123,7 +124,7 @@ impl WholeBatch<'_> {
     /// Applies the trained network's head `name` to vectors.
     fn score(&self, name: &str, x: Tensor<3>) -> Tensor<3> {
         let [n, v, d] = x.dims();
-        let mut groups = vec![Features::vectors(x.reshape([n * v, 1, d]))];
+        let mut streams = vec![Tokens::vectors(x.reshape([n * v, d]))];
         let spec = self.trained();
         let n_backbone = spec.units_to(Readout::All, &self.plan.recipe.model).len();
         let mut shards = self.shards(spec.name)[n_backbone..].iter();
@@ -132,11 +133,11 @@ impl WholeBatch<'_> {
                 if head.name == name {
                     let leaves = Leaves::new(&shard.layout, &constrained(unit.as_ref(), shard), false);
                     let sets = StatSets::joint(1);
-                    groups = run_stages(unit.as_ref(), groups, &leaves, &Draws::default(), &sets, false);
+                    streams = run_stages(unit.as_ref(), streams, &leaves, &Draws::default(), &sets, false);
                 }
             }
         }
-        by_image(&groups[0], n)
+        by_image(&streams[0], n)
     }
 
     /// Splits the outputs for the whole batch into those of its micro-batches.
@@ -145,7 +146,7 @@ impl WholeBatch<'_> {
         let mut micro_batches = Vec::with_capacity(n);
         for index in 0..n {
             let features: Vec<_> =
-                batch.features.iter().map(|group| slice_features(group, index, n)).collect();
+                batch.features.iter().map(|tokens| slice_tokens(tokens, index, n)).collect();
             let mut heads = BTreeMap::new();
             for (name, groups) in &batch.heads.by_name {
                 let mut outputs = Vec::with_capacity(groups.len());
@@ -183,7 +184,7 @@ impl WholeBatch<'_> {
             .collect();
         let mut input = self.input(batch, spec);
         if track {
-            input.iter_mut().for_each(|group| group.x = group.x.clone().autodiff());
+            input.iter_mut().for_each(|tokens| tokens.x = tokens.x.clone().autodiff());
         }
         let outputs = self.outputs(spec, input, &leaves);
         (leaves, self.split_outputs(&outputs))
@@ -194,7 +195,7 @@ impl WholeBatch<'_> {
         let comm = Communicator::solo();
         let mut others = Vec::new();
         for spec in &self.method.networks() {
-            if spec.update_rule == UpdateRule::Gradient {
+            if spec.update_rule == UpdateRule::Gradient || spec.sees.is_empty() {
                 continue;
             }
             let leaves: Vec<_> = self
@@ -231,15 +232,23 @@ fn slice_rows(x: &Tensor<3>, index: usize, n: usize) -> Tensor<3> {
     x.clone().slice(micro_batch_range(x.dims()[0], index, n))
 }
 
-/// Returns the features of micro-batch `index` of `n`, with its masks.
-fn slice_features(group: &Features, index: usize, n: usize) -> Features {
-    let mut features = group.with(slice_rows(&group.x, index, n));
-    if let Some(masked) = &mut features.masked {
-        let sequences = micro_batch_range(group.x.dims()[0], index, n);
-        let cells = masked.rows.cells[sequences].to_vec();
-        masked.rows = Arc::new(MaskedCells { cells });
+/// Returns the tokens of micro-batch `index` of `n`, with its masks.
+fn slice_tokens(tokens: &Tokens, index: usize, n: usize) -> Tokens {
+    let mut group = tokens.only_group().clone();
+    let sequences = micro_batch_range(group.n, index, n);
+    let ranges: Vec<Range<usize>> = tokens.lengths().ranges().collect();
+    let rows = ranges[sequences.start].start..ranges[sequences.end - 1].end;
+    group.n = sequences.len();
+    if let Some(cells) = &mut group.cells {
+        *cells = Arc::new(cells[sequences.clone()].to_vec());
     }
-    features
+    if let Some(masked) = &mut group.masked {
+        let all = &masked.rows;
+        let visible = all.visible.as_ref().map(|visible| visible[sequences.clone()].to_vec());
+        let cells = all.cells[sequences].to_vec();
+        masked.rows = Arc::new(MaskedCells { cells, visible, n_blocks: all.n_blocks });
+    }
+    Tokens::new(tokens.x.clone().slice([rows]), vec![group])
 }
 
 /// Returns the rows of `x` `[R, 1, K]` that belong to micro-batch `index` of `n`; `None` if it has
@@ -252,8 +261,8 @@ fn slice_masked(x: &Tensor<3>, cells: &[Vec<usize>], index: usize, n: usize) -> 
 }
 
 /// Converts the output of a head's last unit, by size of view.
-fn head_outputs(groups: &[Features]) -> Vec<HeadOutput> {
-    groups.iter().map(|group| HeadOutput::from_parts(std::slice::from_ref(group), BATCH)).collect()
+fn head_outputs(sizes: &[Tokens]) -> Vec<HeadOutput> {
+    sizes.iter().map(|tokens| HeadOutput::from_parts(std::slice::from_ref(tokens), BATCH)).collect()
 }
 
 /// Returns the weights of a unit of the trained network, constrained as its method constrains them.
@@ -275,20 +284,20 @@ fn constrained(unit: &dyn Unit, shard: &UnitShard) -> Tensor<1> {
 /// unless the unit `evaluates`.
 fn run_stages(
     unit: &dyn Unit,
-    mut groups: Vec<Features>,
+    mut streams: Vec<Tokens>,
     leaves: &Leaves<'_>,
     draws: &Draws,
     sets: &StatSets,
     evaluates: bool,
-) -> Vec<Features> {
+) -> Vec<Tokens> {
     let mut totals = Vec::new();
     for stage in 0..unit.n_stages() {
         let cx = Context { leaves, draws, totals: &totals, sets, types: Types::F32 };
-        let output = unit.forward(stage, groups, &cx);
-        groups = output.features;
+        let output = unit.forward(stage, streams, &cx);
+        streams = output.streams;
         totals = if evaluates { Vec::new() } else { output.sums };
     }
-    groups
+    streams
 }
 
 /// Number of random changes of the weights by their rounding that are tried.

@@ -9,7 +9,7 @@ use networks::backbone::ModelConfig;
 use networks::divided::{divided, numel};
 use networks::head::{Head, staged_units};
 use networks::layout::ALIGNMENT;
-use networks::mask::MaskedCount;
+use networks::mask::{MaskRule, MaskedCount, Masking};
 use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Elements, GroupShape, Unit};
 
@@ -304,6 +304,26 @@ pub(super) fn views_cost(
     }
 }
 
+/// Returns the expected number of cells of a view of the size `size` that have no token in the
+/// network `spec`, with masks by `rule`.
+fn n_dropped(
+    spec: &NetworkSpec,
+    size: usize,
+    rule: Option<MaskRule>,
+    n_views: usize,
+    grid: [usize; 2],
+) -> usize {
+    let seen = spec.sees.iter().find(|views| views.size == size);
+    let is_dropped = seen.is_some_and(|views| views.masking == Masking::Dropped);
+    match rule.filter(|_| is_dropped) {
+        Some(rule) => {
+            let n_visible = rule.count(n_views, grid).visible / n_views.max(1) as f64;
+            grid[0] * grid[1] - n_visible.round() as usize
+        }
+        None => 0,
+    }
+}
+
 /// Returns the costs of the network `spec` of `method` for these groups of views.
 fn network_cost(
     spec: &NetworkSpec,
@@ -324,8 +344,10 @@ fn network_cost(
             n_views,
             n_prefix: 0,
             grid,
+            n_dropped: n_dropped(spec, size, rule, n_views, grid),
             width: backbone.n_channels() * cell_px * cell_px,
             n_masked: rule.map_or(0, |rule| rule.count(n_views, grid).mean.round() as usize),
+            n_mask_blocks: rule.map_or(1, |rule| rule.n_blocks()),
             drops: is_trained,
             is_map: false,
             intermediates: None,
@@ -356,7 +378,7 @@ fn units_cost(
     let (backbone, features) = unit_costs(backbone, shapes);
     let mut heads = Vec::new();
     let mut given = BTreeMap::<&str, Vec<HeadRows>>::new();
-    for (Head { name, reads, units, may_divide }, n_staged) in
+    for (Head { name, reads, units, may_divide, .. }, n_staged) in
         spec.heads.iter().zip(staged_units(&spec.heads, n_parts))
     {
         let rows: Vec<HeadRows> = match reads.head().and_then(|head| given.get(head)) {

@@ -6,10 +6,10 @@ use kernels::ops::{Window, conv, max_pool, normalize};
 use networks::backbone::{ModelConfig, Readout};
 use networks::batch_norm::BatchNorm;
 use networks::draws::Draws;
-use networks::features::Features;
 use networks::layout::UnitLayout;
 use networks::leaves::Leaves;
 use networks::patches::{PixelInput, Pixels};
+use networks::tokens::Tokens;
 use networks::unit::{Context, StatSets, Types, Unit};
 use ranks::topology::Topology;
 
@@ -151,20 +151,20 @@ fn golden_shard(unit: &dyn Unit) -> UnitShard {
 fn forward(
     units: &[Box<dyn Unit>],
     leaves: &[Leaves<'_>],
-    input: Features,
+    input: Tokens,
     trains: bool,
 ) -> (Tensor<2>, Vec<(String, Tensor<1>)>) {
     let draws = Draws::default();
     let sets = StatSets::joint(1);
-    let mut groups = vec![input];
+    let mut streams = vec![input];
     let mut observed = Vec::new();
     for (unit, leaves) in units.iter().zip(leaves) {
         let mut stage_sums = vec![Vec::new()];
         for stage in 0..unit.n_stages() {
             let totals = if trains { &stage_sums[stage][..] } else { &[] };
             let cx = Context { leaves, draws: &draws, totals, sets: &sets, types: Types::F32 };
-            let output = unit.forward(stage, groups, &cx);
-            groups = output.features;
+            let output = unit.forward(stage, streams, &cx);
+            streams = output.streams;
             stage_sums.push(output.sums);
         }
         let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
@@ -177,7 +177,7 @@ fn forward(
             observed.push((name, values));
         }
     }
-    (groups.remove(0).x.squeeze_dim::<2>(1), observed)
+    (streams.remove(0).x, observed)
 }
 
 fn resnet(depth: usize, more: &str) -> String {
@@ -219,7 +219,7 @@ fn check_networks(networks: Vec<(&str, usize, String)>) {
         let units = model.units(Readout::Pooled);
         let shards: Vec<UnitShard> = units.iter().map(|unit| golden_shard(unit.as_ref())).collect();
         let input = PixelInput { cell_px: 1, pixels: Pixels::default() };
-        let input = input.features(&[&images(name, size_px)], size_px, &Device::flex());
+        let input = input.tokens(&[&images(name, size_px)], size_px, &Device::flex());
         let is_tiny = name == "tiny";
         let leaves: Vec<_> =
             shards.iter().map(|shard| Leaves::new(&shard.layout, shard.weights.values(), is_tiny)).collect();

@@ -3,11 +3,11 @@
 use burn_tensor::Device;
 use networks::backbone::{ModelConfig, Readout};
 use networks::draws::Draws;
-use networks::features::Features;
 use networks::head::mlp::Mlp;
 use networks::head::prototypes::{Lengths, Prototypes};
 use networks::leaves::Leaves;
 use networks::patches::{PixelInput, Pixels};
+use networks::tokens::Tokens;
 use networks::unit::{Context, StatSets, Types, Unit};
 use ranks::topology::Topology;
 
@@ -27,14 +27,15 @@ fn shards(golden: &Golden, prefix: &str, units: &[Box<dyn Unit>]) -> Vec<UnitSha
     shards
 }
 
-fn forward(units: &[Box<dyn Unit>], leaves: &[Leaves<'_>], mut groups: Vec<Features>) -> Vec<Features> {
+/// Returns the output of `units`, one stream for each size of views.
+fn forward(units: &[Box<dyn Unit>], leaves: &[Leaves<'_>], mut streams: Vec<Tokens>) -> Vec<Tokens> {
     let draws = Draws::default();
-    let sets = StatSets::per_size(groups.len());
+    let sets = StatSets::per_size(streams.len());
     for (unit, leaves) in units.iter().zip(leaves) {
         let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
-        groups = unit.forward(0, groups, &cx).features;
+        streams = unit.forward(0, streams, &cx).streams;
     }
-    groups
+    streams.iter().flat_map(Tokens::split_sizes).collect()
 }
 
 /// Three sizes of images: that of the position embedding, a smaller one and a larger one.
@@ -54,15 +55,16 @@ fn the_vision_transformer_equals_timm() {
         let mut inputs = Vec::new();
         for size in sizes {
             let images = golden.bytes(&format!("{kind}.{size}.images"));
-            let features = input.features(&[&images], size, &Device::flex());
-            inputs.push(features.with(features.x.clone().autodiff()));
+            let tokens = input.tokens(&[&images], size, &Device::flex());
+            inputs.push(tokens.with(tokens.x.clone().autodiff()));
         }
         let outputs = forward(&units, &leaves, inputs);
         let mut total = None;
         for (size, group) in sizes.iter().zip(outputs) {
-            golden.assert_tensor(&format!("{kind}.{size}.tokens"), group.x.clone().inner(), TOLERANCE);
+            let x = group.by_sequence();
+            golden.assert_tensor(&format!("{kind}.{size}.tokens"), x.clone().inner(), TOLERANCE);
             let weights = golden.tensor::<3>(&format!("{kind}.{size}.weights")).autodiff();
-            let term = (group.x * weights).sum();
+            let term = (x * weights).sum();
             total = Some(match total {
                 Some(total) => total + term,
                 None => term,
@@ -92,8 +94,7 @@ fn the_projection_head_equals_pytorch() {
     let leaves: Vec<_> =
         shards.iter().map(|shard| Leaves::new(&shard.layout, shard.weights.values(), true)).collect();
     let x = golden.tensor::<2>("x").autodiff().require_grad();
-    let input = Features::vectors(x.clone().unsqueeze_dim(1));
-    let logits = forward(&units, &leaves, vec![input]).remove(0).x.squeeze_dim::<2>(1);
+    let logits = forward(&units, &leaves, vec![Tokens::vectors(x.clone())]).remove(0).x;
     golden.assert_tensor("logits", logits.clone().inner(), TOLERANCE);
     let mut grads = (logits * golden.tensor::<2>("weights").autodiff()).sum().backward();
     golden.assert_tensor("grad_x", x.grad(&grads).unwrap(), TOLERANCE);

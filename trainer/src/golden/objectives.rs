@@ -6,8 +6,9 @@ use augment::MultiCrop;
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use kernels::ops::{softmax_rows, unit_rows};
-use networks::features::{Features, HeadOutput, HeadOutputs, Masked, Outputs, Selection};
-use networks::mask::MaskedCells;
+use networks::mask::{MaskedCells, Masking};
+use networks::outputs::{HeadOutput, HeadOutputs, Outputs};
+use networks::tokens::{Masked, Sequences, Tokens};
 use ranks::communicator::Communicator;
 use ranks::peers::Peers;
 
@@ -184,13 +185,9 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
         cells: Some(all_cells.unsqueeze_dim(1)),
     };
     let side = n.isqrt();
-    let features = Features {
-        x: Tensor::zeros([b * v, 1 + n, 4], &Device::flex()),
-        n_prefix: 1,
-        grid: [side, side],
-        branch: None,
-        masked: Some(Masked { rows: Arc::clone(masked), hides: true, selection: Selection::All }),
-    };
+    let masked = Some(Masked { rows: Arc::clone(masked), masking: Masking::Replaced });
+    let group = Sequences { n_prefix: 1, masked, ..Sequences::on_grid(b * v, [side, side]) };
+    let features = Tokens::new(Tensor::zeros([b * v * (1 + n), 4], &Device::flex()), vec![group]);
     let others = views[1..].iter().cloned().map(HeadOutput::from_views);
     let sizes = std::iter::once(first).chain(others).collect();
     let features = vec![features];
@@ -214,7 +211,7 @@ fn ibot_equals_the_official_loss() {
     for view in masks.chunks(9) {
         masked_cells.push((0..view.len()).filter(|cell| view[*cell] > 0.0).collect());
     }
-    let masked = Arc::new(MaskedCells { cells: masked_cells });
+    let masked = Arc::new(MaskedCells::new(masked_cells));
     let names = ["student", "student_local"];
     let student = names.map(|name| golden.tensor::<3>(name).autodiff().require_grad());
     let student_cells = golden.tensor::<4>("student_cells").autodiff().require_grad();

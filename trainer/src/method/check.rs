@@ -3,7 +3,7 @@
 
 use networks::backbone::{ModelConfig, Readout};
 use networks::head::{Head, Reads};
-use networks::mask::MaskRule;
+use networks::mask::{MaskRule, Masking};
 use networks::params::ParamSpec;
 
 use super::Method;
@@ -193,10 +193,10 @@ fn check_views(networks: &[NetworkSpec], n_sizes: usize, masks: Option<MaskRule>
             if network.sees[..i].iter().any(|other| other.size == size) {
                 return Err(format!("the network {name} sees view size number {size} twice"));
             }
-            if views.masked && !network.takes_masks {
+            if views.masking == Masking::Replaced && !network.takes_masks {
                 return Err(format!("the network {name} is to see masks and takes none"));
             }
-            if views.masked && masks.is_none_or(|rule| rule.size != size) {
+            if views.masking != Masking::Shown && masks.is_none_or(|rule| rule.size != size) {
                 return Err(format!(
                     "the network {name} is to see masks of view size number {size}, and none are drawn"
                 ));
@@ -218,7 +218,7 @@ fn source(head: &Head, earlier: &[Head]) -> Reads {
 #[cfg(test)]
 mod tests {
     use networks::head::projection::{Normalizes, Projection};
-    use networks::mask::{SmallestBlock, Spread};
+    use networks::mask::{BlockMasks, MaskKind, SmallestBlock, Spread};
     use networks::patches::Normalization;
     use networks::unit::Unit;
 
@@ -243,19 +243,19 @@ mod tests {
     }
 
     /// Returns a network that sees one view size.
-    fn network_with_view(size: usize, masked: bool, takes_masks: bool) -> Vec<NetworkSpec> {
-        vec![NetworkSpec { sees: vec![SeenViews { size, masked }], takes_masks, ..trained() }]
+    fn network_with_view(size: usize, masking: Masking, takes_masks: bool) -> Vec<NetworkSpec> {
+        vec![NetworkSpec { sees: vec![SeenViews { size, masking }], takes_masks, ..trained() }]
     }
 
     fn mask_rule(size: usize, ratio: [f64; 2]) -> MaskRule {
-        MaskRule {
-            size,
+        let kind = MaskKind::Blocks(BlockMasks {
             masked_share: 0.5,
             ratio,
             spread: Spread::Exact,
             group: 0,
             smallest_block: SmallestBlock::Cells(4),
-        }
+        });
+        MaskRule { size, kind }
     }
 
     /// Asserts that the error has these words, which no other check gives.
@@ -337,17 +337,17 @@ mod tests {
     #[test]
     fn views_and_masks_that_do_not_exist_are_refused() {
         let [first, second, third] = [0, 1, 2].map(|size| Some(mask_rule(size, [0.1, 0.5])));
-        let masked = network_with_view(0, true, true);
+        let masked = network_with_view(0, Masking::Replaced, true);
         assert_eq!(check_views(&masked, 2, first), Ok(()));
-        let too_large = network_with_view(2, false, false);
+        let too_large = network_with_view(2, Masking::Shown, false);
         assert_refused(check_views(&too_large, 2, None), "sees view size number 2, and there are 2");
-        let mut duplicate = network_with_view(1, false, false);
-        duplicate[0].sees.push(SeenViews { size: 1, masked: false });
+        let mut duplicate = network_with_view(1, Masking::Shown, false);
+        duplicate[0].sees.push(SeenViews { size: 1, masking: Masking::Shown });
         assert_refused(check_views(&duplicate, 2, None), "number 1 twice");
-        assert_refused(check_views(&network_with_view(0, true, false), 2, first), "takes none");
+        assert_refused(check_views(&network_with_view(0, Masking::Replaced, false), 2, first), "takes none");
         assert_refused(check_views(&masked, 2, None), "none are drawn");
         assert_refused(check_views(&masked, 2, second), "none are drawn");
-        let plain = network_with_view(0, false, false);
+        let plain = network_with_view(0, Masking::Shown, false);
         assert_refused(check_views(&plain, 2, third), "rule is for view size number 2, and there are 2");
         let reversed = Some(mask_rule(0, [0.5, 0.1]));
         assert_refused(check_views(&plain, 2, reversed), "shares must lie in 0..=1");

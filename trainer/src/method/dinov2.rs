@@ -18,7 +18,7 @@
 #[cfg(test)]
 use augment::MultiCrop;
 use networks::head::prototypes::Lengths;
-use networks::mask::{MaskRule, Spread};
+use networks::mask::{BlockMasks, Spread};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -141,8 +141,7 @@ impl MethodRecipe for Config {
             center_decay: self.center_decay,
             decay_key: "teacher_decay",
         };
-        let masks = MaskRule {
-            size: 0,
+        let masks = BlockMasks {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Even,

@@ -18,7 +18,7 @@
 #[cfg(test)]
 use augment::MultiCrop;
 use networks::head::prototypes::Lengths;
-use networks::mask::{MaskRule, Spread};
+use networks::mask::{BlockMasks, Spread};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -193,8 +193,7 @@ impl MethodRecipe for Config {
             center_decay: 0.0,
             decay_key: "teacher_decay",
         };
-        let masks = MaskRule {
-            size: 0,
+        let masks = BlockMasks {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Exact,

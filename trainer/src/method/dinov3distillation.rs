@@ -14,7 +14,7 @@
 
 #[cfg(test)]
 use augment::MultiCrop;
-use networks::mask::{MaskRule, Spread};
+use networks::mask::{BlockMasks, Spread};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -170,8 +170,7 @@ impl MethodRecipe for Config {
             centering: Centering::Sinkhorn,
             center_decay: 0.0,
         };
-        let masks = MaskRule {
-            size: 0,
+        let masks = BlockMasks {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Exact,

@@ -13,9 +13,10 @@
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use kernels::ops::unit_rows;
-use networks::features::{Features, Outputs};
 use networks::head::projection::{Normalizes, Projection};
 use networks::head::{Head, Reads};
+use networks::outputs::Outputs;
+use networks::tokens::Tokens;
 use ranks::EngineError;
 use ranks::peers::Peers;
 use schemars::JsonSchema;
@@ -205,7 +206,7 @@ impl Method for Distillation {
 /// Distillation loss of a batch.
 struct DistillationLoss {
     /// Features of the teacher, by micro-batch and view size.
-    targets: Vec<Vec<Features>>,
+    targets: Vec<Vec<Tokens>>,
     distance: Distance,
     pooled_weight: f64,
     patch_weight: f64,
@@ -226,13 +227,14 @@ impl DistillationLoss {
         for (group, output) in outputs.into_iter().enumerate() {
             let features = reads.select(&student.features[group]);
             let target = reads.select(&self.targets[index][group]);
-            let [views, _, d] = target.x.dims();
-            let [_, n, _] = features.x.dims();
-            let mut output = output.reshape([views, n, d]);
+            let target_values = target.by_sequence();
+            let [views, _, d] = target_values.dims();
+            let [n_tokens, _] = features.x.dims();
+            let mut output = output.reshape([views, n_tokens / views, d]);
             if reads == Reads::Patches {
-                output = resample_bilinear(output, features.grid, target.grid);
+                output = resample_bilinear(output, features.grid(), target.grid());
             }
-            let term = self.mean_distance(output, target.x.autodiff()) * (n_views[group] / n_all_views);
+            let term = self.mean_distance(output, target_values.autodiff()) * (n_views[group] / n_all_views);
             total = Some(match total {
                 Some(total) => total + term,
                 None => term,

@@ -14,7 +14,7 @@
 #[cfg(test)]
 use augment::MultiCrop;
 use networks::head::prototypes::Lengths;
-use networks::mask::{MaskRule, SmallestBlock, Spread};
+use networks::mask::{BlockMasks, SmallestBlock, Spread};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -133,8 +133,7 @@ impl MethodRecipe for Config {
             None => teacher,
         };
         let method = SelfDistillation::new(head, &teacher, self.student_temp, cx)?;
-        let masks = MaskRule {
-            size: 0,
+        let masks = BlockMasks {
             masked_share: self.masked_share,
             ratio: self.mask_ratio,
             spread: Spread::Independent,

@@ -11,9 +11,9 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use networks::features::Outputs;
 use networks::head::projection::{Normalizes, Projection};
 use networks::head::{Head, Reads};
+use networks::outputs::Outputs;
 use networks::unit::Unit;
 use ranks::EngineError;
 use ranks::peers::Peers;

@@ -13,9 +13,9 @@
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use kernels::ops::unit_rows;
-use networks::features::Outputs;
 use networks::head::projection::{Normalizes, Projection};
 use networks::head::{Head, Reads};
+use networks::outputs::Outputs;
 use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::peers::Peers;

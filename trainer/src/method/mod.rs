@@ -37,8 +37,8 @@ pub(crate) use views::ViewsConfig;
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
-use networks::features::{HeadOutputs, Outputs};
 use networks::mask::MaskRule;
+use networks::outputs::{HeadOutputs, Outputs};
 use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
@@ -78,8 +78,8 @@ pub trait Method: Send + Sync {
         None
     }
 
-    /// Rule for masks of the views of one size. [`SeenViews::masked`](network::SeenViews)
-    /// determines the networks from which masked patches are hidden.
+    /// Rule for masks of the views of one size. [`SeenViews::masking`](network::SeenViews) is what
+    /// each network sees of masked patches.
     fn masks(&self) -> Option<MaskRule> {
         None
     }

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use networks::backbone::{ModelConfig, Readout};
 use networks::head::{Head, readout};
+use networks::mask::Masking;
 use networks::patches::{Normalization, PixelInput, Pixels};
 use networks::unit::Unit;
 
@@ -42,8 +43,8 @@ pub struct NetworkSpec {
 pub struct SeenViews {
     /// Index of the view size.
     pub size: usize,
-    /// Whether masked patches are hidden from the network.
-    pub masked: bool,
+    /// What the network sees of masked patches.
+    pub masking: Masking,
 }
 
 /// The backbone of a network.
@@ -124,7 +125,7 @@ impl NetworkSpec {
     /// Returns the specification of a trained network with the recipe's backbone that sees all of
     /// `n_sizes` view sizes.
     pub fn trained(name: &'static str, heads: Vec<Head>, n_sizes: usize) -> Self {
-        let sees = (0..n_sizes).map(|size| SeenViews { size, masked: false }).collect();
+        let sees = (0..n_sizes).map(|size| SeenViews { size, masking: Masking::Shown }).collect();
         Self {
             name,
             backbone: Backbone::Recipe,
@@ -160,9 +161,9 @@ impl NetworkSpec {
 
     /// Features that the network's backbone outputs.
     pub fn readout(&self) -> Readout {
-        // The outputs of a frozen or copied network are targets: without heads, all of its
-        // features.
-        let is_compared = matches!(self.update_rule, UpdateRule::Frozen | UpdateRule::Copy { .. });
+        // The outputs of a network that is not trained are targets: without heads, all of its
+        // tokens.
+        let is_compared = self.update_rule != UpdateRule::Gradient;
         if self.heads.is_empty() && is_compared { Readout::All } else { readout(&self.heads) }
     }
 

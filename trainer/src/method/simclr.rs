@@ -11,9 +11,9 @@
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use kernels::ops::unit_rows;
-use networks::features::Outputs;
 use networks::head::projection::Projection;
 use networks::head::{Head, Reads};
+use networks::outputs::Outputs;
 use ranks::EngineError;
 use ranks::peers::Peers;
 use schemars::JsonSchema;

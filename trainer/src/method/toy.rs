@@ -10,9 +10,9 @@
 
 use augment::MultiCrop;
 use burn_tensor::{Tensor, TensorData};
-use networks::features::Outputs;
 use networks::head::mlp::Mlp;
 use networks::head::{Head, Reads};
+use networks::outputs::Outputs;
 use ranks::EngineError;
 use ranks::peers::Peers;
 use schemars::JsonSchema;

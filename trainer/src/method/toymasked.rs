@@ -9,10 +9,10 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use networks::features::Outputs;
 use networks::head::mlp::Mlp;
 use networks::head::{Head, Reads};
-use networks::mask::{MaskRule, Spread};
+use networks::mask::{BlockMasks, MaskKind, MaskRule, Masking, SmallestBlock, Spread};
+use networks::outputs::Outputs;
 use ranks::EngineError;
 use ranks::peers::Peers;
 use schemars::JsonSchema;
@@ -36,14 +36,14 @@ impl MethodRecipe for Config {
     const TITLE: &'static str = "masked toy";
 
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        let rule = MaskRule {
-            size: 0,
+        let kind = MaskKind::Blocks(BlockMasks {
             masked_share: self.masked_share,
             ratio: [0.2, 0.6],
             spread: Spread::Exact,
             group: 0,
-            smallest_block: networks::mask::SmallestBlock::Cells(4),
-        };
+            smallest_block: SmallestBlock::Cells(4),
+        });
+        let rule = MaskRule { size: 0, kind };
         rule.validate()?;
         let views = cx.views.clone();
         let width = cx.model.width();
@@ -98,7 +98,10 @@ impl Method for Toy {
         learner_heads.push(self.head("guess", Reads::Head("cells"), self.k));
         let update_rule =
             UpdateRule::Average { source: "learner", decay: self.decay, updates_before_step: false };
-        let sees = vec![SeenViews { size: 0, masked: true }, SeenViews { size: 1, masked: false }];
+        let sees = vec![
+            SeenViews { size: 0, masking: Masking::Replaced },
+            SeenViews { size: 1, masking: Masking::Shown },
+        ];
         vec![
             NetworkSpec {
                 update_rule,

@@ -415,11 +415,11 @@ mod tests {
     use super::*;
     use kernels::device::host::to_host;
     use kernels::ops::testing::devices;
-    use networks::features::Features;
     use networks::head::mlp::Mlp;
     use networks::head::projection::{Normalizes, Projection};
     use networks::head::prototypes::{Lengths, Prototypes};
     use networks::params::ParamSpec;
+    use networks::tokens::Tokens;
     use networks::unit::{Context, Cost, GroupShape, StageOutput, Unit};
     use ranks::topology::Topology;
 
@@ -550,7 +550,7 @@ mod tests {
                 params.iter_mut().filter(|p| p.name == "weight_g").for_each(|p| p.frozen_steps = 2);
                 params
             }
-            fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
+            fn forward(&self, stage: usize, groups: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
                 self.0.forward(stage, groups, cx)
             }
             fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {

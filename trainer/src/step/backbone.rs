@@ -8,7 +8,7 @@ use networks::unit::{StatSets, Types, Unit};
 use ranks::EngineError;
 use ranks::communicator::Communicator;
 
-use super::batch::{GroupGrads, Groups, MicroBatch};
+use super::batch::{MicroBatch, StreamGrads, Streams};
 use super::pass::Passes;
 use super::tape::Gathered;
 use crate::optim::state::UnitShard;
@@ -25,13 +25,13 @@ pub(crate) struct BackbonePass<'a> {
 
 impl BackbonePass<'_> {
     /// Returns the flat gradients of all units for one micro-batch, given as `slices`.
-    /// `output_grad` maps the output features `[B, N, D]` of a view size to the gradient with
+    /// `output_grad` maps the values of a stream of output tokens, `[T, D]`, to the gradient with
     /// respect to them.
     pub(crate) fn gradients(
         &self,
-        slices: Vec<Groups>,
+        slices: Vec<Streams>,
         keeps_graph: bool,
-        output_grad: fn(&Tensor<3>) -> Tensor<3>,
+        output_grad: fn(&Tensor<2>) -> Tensor<2>,
     ) -> Result<Vec<Tensor<1>>, EngineError> {
         let sets = StatSets::per_size(slices[0].len());
         let passes = Passes {
@@ -53,9 +53,9 @@ impl BackbonePass<'_> {
             tapes.push(tape);
         }
         let mut slice_grads = Vec::new();
-        for groups in &batches[0].slices {
-            let group_grads: GroupGrads = groups.iter().map(|group| output_grad(&group.x).into()).collect();
-            slice_grads.push(group_grads);
+        for streams in &batches[0].slices {
+            let grads: StreamGrads = streams.iter().map(|tokens| output_grad(&tokens.x).into()).collect();
+            slice_grads.push(grads);
         }
         let mut grads = vec![slice_grads];
         let mut flats = Vec::new();

@@ -4,30 +4,30 @@ use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use kernels::device::workers::Workers;
-use networks::features::{Features, Masked, Selection};
-use networks::mask::MaskedCells;
+use networks::mask::{MaskedCells, Masking};
+use networks::tokens::{Masked, Tokens};
 use ranks::topology::Topology;
 
 use crate::method::network::SeenViews;
 
-/// Features of some images, by view size.
-pub(crate) type Groups = Vec<Features>;
+/// Tokens of some images, in streams that together have the views of all sizes in their order.
+pub(crate) type Streams = Vec<Tokens>;
 
-/// Gradients of [`Groups`].
-pub(crate) type GroupGrads = Vec<FeatureGrads>;
+/// Gradients of [`Streams`].
+pub(crate) type StreamGrads = Vec<TokenGrads>;
 
-/// Gradients of features.
+/// Gradients of a stream of tokens.
 #[derive(Debug, Clone)]
-pub(crate) struct FeatureGrads {
-    /// Gradient with respect to the features themselves.
-    pub(crate) x: Tensor<3>,
+pub(crate) struct TokenGrads {
+    /// Gradient with respect to the values, `[T, D]`.
+    pub(crate) x: Tensor<2>,
     /// Gradients with respect to the intermediate tensors, in the order of
-    /// [`Features::intermediates`].
-    pub(crate) intermediates: Vec<Tensor<3>>,
+    /// [`Tokens::intermediates`].
+    pub(crate) intermediates: Vec<Tensor<2>>,
 }
 
-impl From<Tensor<3>> for FeatureGrads {
-    fn from(x: Tensor<3>) -> Self {
+impl From<Tensor<2>> for TokenGrads {
+    fn from(x: Tensor<2>) -> Self {
         Self { x, intermediates: Vec::new() }
     }
 }
@@ -39,7 +39,7 @@ pub(crate) type SlicedImages = Vec<Vec<usize>>;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct MicroBatch {
     /// Slices in the order of their images.
-    pub(crate) slices: Vec<Groups>,
+    pub(crate) slices: Vec<Streams>,
 }
 
 /// Distribution of the images of a rank's share over micro-batches.
@@ -51,17 +51,19 @@ pub(crate) struct Share {
 }
 
 impl MicroBatch {
-    /// Selects the views that a network sees.
+    /// Selects the views that a network sees, of slices that have one stream for each size.
     pub(crate) fn select_views(&self, seen_views: &[SeenViews]) -> Self {
         let mut slices = Vec::with_capacity(self.slices.len());
-        for groups in &self.slices {
-            let mut selected = Groups::with_capacity(seen_views.len());
+        for streams in &self.slices {
+            let mut selected = Streams::with_capacity(seen_views.len());
             for views in seen_views {
-                let mut group = groups[views.size].clone();
-                if let Some(masked) = &mut group.masked {
-                    masked.hides = views.masked;
+                let mut tokens = streams[views.size].clone();
+                for group in &mut tokens.groups {
+                    if let Some(masked) = &mut group.masked {
+                        masked.masking = views.masking;
+                    }
                 }
-                selected.push(group);
+                selected.push(tokens);
             }
             slices.push(selected);
         }
@@ -70,51 +72,52 @@ impl MicroBatch {
 
     /// Marks the masked cells of the views of one size, by slice.
     pub(crate) fn mask(&mut self, size: usize, rows: Vec<MaskedCells>) {
-        for (groups, rows) in self.slices.iter_mut().zip(rows) {
-            groups[size].masked =
-                Some(Masked { rows: Arc::new(rows), hides: false, selection: Selection::All });
+        for (streams, rows) in self.slices.iter_mut().zip(rows) {
+            let masked = Masked { rows: Arc::new(rows), masking: Masking::Shown };
+            streams[size].groups[0].masked = Some(masked);
         }
     }
 
-    /// Concatenates the slices.
-    pub(crate) fn concat(&self) -> Groups {
-        let n_groups = self.slices.first().map_or(0, Vec::len);
-        let mut groups = Groups::with_capacity(n_groups);
-        for index in 0..n_groups {
-            let mut tensors = Vec::with_capacity(self.slices.len());
-            let mut masked_cells = Vec::with_capacity(self.slices.len());
-            for slice in &self.slices {
-                let group = &slice[index];
-                tensors.push(group.x.clone());
-                if let Some(masked) = &group.masked {
-                    masked_cells.push(&*masked.rows);
-                }
-            }
-            let mut group = self.slices[0][index].with(Tensor::cat(tensors, 0));
-            if let Some(masked) = &mut group.masked {
-                masked.rows = Arc::new(MaskedCells::concat(masked_cells));
-            }
-            groups.push(group);
+    /// Concatenates the slices, by size of view: one stream for each.
+    pub(crate) fn concat(&self) -> Streams {
+        let slices: Vec<Streams> = self.slices.iter().map(|streams| split_sizes(streams)).collect();
+        let n_sizes = slices.first().map_or(0, Vec::len);
+        let mut sizes = Streams::with_capacity(n_sizes);
+        for index in 0..n_sizes {
+            let parts: Vec<Tokens> = slices.iter().map(|slice| slice[index].clone()).collect();
+            sizes.push(Tokens::concat(&parts));
         }
-        groups
+        sizes
     }
 
-    /// Splits gradients of the whole micro-batch into those of the slices.
-    pub(crate) fn split_gradients(&self, grads: &[Tensor<3>]) -> Vec<GroupGrads> {
+    /// Splits gradients of the whole micro-batch, by size of view, into those of the slices and
+    /// their streams.
+    pub(crate) fn split_gradients(&self, grads: &[Tensor<2>]) -> Vec<StreamGrads> {
         let mut starts = vec![0; grads.len()];
         let mut slices = Vec::with_capacity(self.slices.len());
-        for groups in &self.slices {
-            let mut slice_grads = GroupGrads::with_capacity(groups.len());
-            for (index, (features, grad)) in groups.iter().zip(grads).enumerate() {
-                let [b, _, _] = features.x.dims();
-                let range = starts[index]..starts[index] + b;
-                starts[index] += b;
-                slice_grads.push(FeatureGrads::from(grad.clone().slice([range])));
+        for streams in &self.slices {
+            let mut size = 0;
+            let mut slice_grads = StreamGrads::with_capacity(streams.len());
+            for tokens in streams {
+                let mut parts = Vec::with_capacity(tokens.groups.len());
+                for part in tokens.split_sizes() {
+                    let range = starts[size]..starts[size] + part.x.dims()[0];
+                    starts[size] = range.end;
+                    parts.push(grads[size].clone().slice([range]));
+                    size += 1;
+                }
+                let x = if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) };
+                slice_grads.push(TokenGrads::from(x));
             }
             slices.push(slice_grads);
         }
         slices
     }
+}
+
+/// Returns one stream for each size of views in `streams`.
+pub(super) fn split_sizes(streams: &[Tokens]) -> Streams {
+    streams.iter().flat_map(Tokens::split_sizes).collect()
 }
 
 impl Share {

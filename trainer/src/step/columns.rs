@@ -18,14 +18,15 @@ use std::sync::Arc;
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::host::add;
 use networks::draws::Draws;
-use networks::features::{Features, HeadOutput, HeadOutputs, Masked};
 use networks::mask::MaskedCells;
+use networks::outputs::{HeadOutput, HeadOutputs};
+use networks::tokens::{SequenceRole, Sequences, Tokens};
 use networks::unit::{Context, StatSets, Types};
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 use ranks::ordered;
 
-use super::batch::Groups;
+use super::batch::Streams;
 use super::heads::{
     Flats, GraphInput, HeadLeaves, HeadPass, Parts, apply_to_parts, head_outputs, split_parts,
 };
@@ -51,18 +52,21 @@ pub(super) struct ColumnPass<'a> {
 }
 
 /// Inputs of divided heads by name and micro-batch of the group.
-pub(super) type ColumnInputs = BTreeMap<&'static str, Vec<Groups>>;
+pub(super) type ColumnInputs = BTreeMap<&'static str, Vec<Streams>>;
 
 /// Gradients from the graphs of divided heads.
 pub(super) struct ColumnGrads {
     /// Gradients at the inputs of each head, by micro-batch of this rank and view size.
-    pub(super) inputs: BTreeMap<&'static str, Vec<Vec<Tensor<3>>>>,
+    pub(super) inputs: BTreeMap<&'static str, Vec<Vec<Tensor<2>>>>,
     /// Gradients with respect to this rank's part of the parameters, by index of the unit.
     pub(super) flats: BTreeMap<usize, Tensor<1>>,
 }
 
-/// Shape of the input of a head for the views of one size, and the description of its masked cells.
-type InputShape = ([usize; 3], Option<Masked>);
+/// Sequences of the input of a head for the views of one size, and its number of channels.
+struct InputShape {
+    groups: Vec<Sequences>,
+    width: usize,
+}
 
 /// Gradients from the graphs of one or more micro-batches: sums for parameters, separate ones for
 /// inputs.
@@ -89,17 +93,17 @@ impl<'a> ColumnPass<'a> {
             let shapes: Vec<Vec<InputShape>> =
                 (0..self.batch.group.n_group()).map(|t| self.shapes(t, &inputs[0].staged[name])).collect();
             let n_values: Vec<usize> =
-                shapes.iter().map(|shapes| shapes.iter().map(n_elements).sum()).collect();
+                shapes.iter().map(|shapes| shapes.iter().map(InputShape::n_elements).sum()).collect();
             let all = self.batch.group.all_micro_batches(name, &local, &n_values)?;
             let mut batches = Vec::with_capacity(all.len());
             for (values, shapes) in all.into_iter().zip(shapes) {
                 let n = values.len();
                 let values = Tensor::from_data(TensorData::new(values, [n]), &device);
-                let mut groups = Groups::with_capacity(shapes.len());
-                for (x, (_, masked)) in unflatten(&values, &shapes, &mut 0).into_iter().zip(shapes) {
-                    groups.push(Features { masked, ..Features::vectors(x) });
+                let mut sizes = Streams::with_capacity(shapes.len());
+                for (x, shape) in unflatten(&values, &shapes, &mut 0).into_iter().zip(shapes) {
+                    sizes.push(Tokens::new(x, shape.groups));
                 }
-                batches.push(groups);
+                batches.push(sizes);
             }
             gathered.insert(name, batches);
         }
@@ -141,11 +145,11 @@ impl<'a> ColumnPass<'a> {
             &|a: Result<GraphGrads, EngineError>, b: Result<GraphGrads, EngineError>| Ok(a?.plus(b?)),
         )?;
         let local = group.reduce_scatter("scores", grads.inputs.into_values().collect())?;
-        let mut by_head: BTreeMap<&'static str, Vec<Vec<Tensor<3>>>> = BTreeMap::new();
+        let mut by_head: BTreeMap<&'static str, Vec<Vec<Tensor<2>>>> = BTreeMap::new();
         for (values, t) in local.iter().zip(group.part_micro_batches(group.part())) {
             let mut start = 0;
             for (name, batches) in inputs {
-                let shapes: Vec<InputShape> = batches[t].iter().map(|input| (input.x.dims(), None)).collect();
+                let shapes: Vec<InputShape> = batches[t].iter().map(InputShape::new).collect();
                 by_head.entry(name).or_default().push(unflatten(values, &shapes, &mut start));
             }
         }
@@ -162,7 +166,7 @@ impl<'a> ColumnPass<'a> {
         scalars: &mut Scalars,
     ) -> Result<GraphGrads, EngineError> {
         let leaves = self.heads.column_leaves(flats, true);
-        let inputs: BTreeMap<&'static str, Groups> =
+        let inputs: BTreeMap<&'static str, Streams> =
             inputs.iter().map(|(name, batches)| (*name, tracked_leaves(&batches[t]))).collect();
         let scores = self.outputs(inputs.clone(), &leaves);
         let scored = loss.column_loss(t, &scores, self.batch.group)?;
@@ -172,8 +176,8 @@ impl<'a> ColumnPass<'a> {
         let mut input_grads: Vec<Tensor<1>> = Vec::new();
         for group in inputs.values().flatten() {
             let grad = take_gradient(&group.x, &mut grads);
-            let [n, v, d] = grad.dims();
-            input_grads.push(grad.reshape([n * v * d]));
+            let [n, d] = grad.dims();
+            input_grads.push(grad.reshape([n * d]));
         }
         let flats = leaves.iter().map(|(index, leaves)| (*index, leaves.gradient(&mut grads))).collect();
         Ok(GraphGrads { inputs: BTreeMap::from([(t, Tensor::cat(input_grads, 0))]), flats })
@@ -187,43 +191,42 @@ impl<'a> ColumnPass<'a> {
 
     /// Returns the shapes of the inputs of a head in micro-batch `t` of the group, by view size.
     /// `local` are the inputs in a micro-batch of this rank.
-    fn shapes(&self, t: usize, local: &Groups) -> Vec<InputShape> {
+    fn shapes(&self, t: usize, local: &Streams) -> Vec<InputShape> {
         local
             .iter()
-            .map(|group| match self.batch.masked.get(t) {
-                Some(rows) => group.shape_with(rows),
-                None => (group.x.dims(), group.masked.clone()),
+            .map(|input| match self.batch.masked.get(t) {
+                Some(rows) => InputShape::with_masked(input, rows),
+                None => InputShape::new(input),
             })
             .collect()
     }
 
     /// Computes this rank's columns for the inputs of a micro-batch, by head and view size.
-    fn outputs(&self, inputs: BTreeMap<&'static str, Groups>, leaves: &HeadLeaves<'_>) -> HeadOutputs {
+    fn outputs(&self, inputs: BTreeMap<&'static str, Streams>, leaves: &HeadLeaves<'_>) -> HeadOutputs {
         let n_sizes = inputs.values().map(Vec::len).max().unwrap_or_default();
         let mut masked = vec![None; n_sizes];
         for (size, rows) in masked.iter_mut().enumerate() {
-            let mut masked_groups = inputs.values().filter_map(|groups| groups.get(size)?.masked.as_ref());
-            *rows = masked_groups.next().map(|masked| masked.rows.clone());
+            *rows = inputs.values().find_map(|sizes| sizes.get(size)?.masked_cells().cloned());
         }
         let by_name =
-            inputs.into_iter().map(|(name, groups)| (name, self.score(name, groups, leaves))).collect();
+            inputs.into_iter().map(|(name, sizes)| (name, self.score(name, sizes, leaves))).collect();
         HeadOutputs { n_images: self.batch.n_images, masked, by_name }
     }
 
     /// Returns the output of this rank's part of the last unit of the head `name`, K / C columns,
     /// by view size.
-    fn score(&self, name: &str, groups: Groups, leaves: &HeadLeaves<'_>) -> Vec<HeadOutput> {
+    fn score(&self, name: &str, sizes: Streams, leaves: &HeadLeaves<'_>) -> Vec<HeadOutput> {
         let placed = self.heads.network.net.heads().find(|placed| placed.head.name == name);
         // Names come from the network's list.
         let index = placed.expect("a head of the network").in_graph().start;
-        let sizes: Vec<Parts> = groups.into_iter().map(|group| vec![group]).collect();
+        let sizes: Vec<Parts> = sizes.into_iter().map(|tokens| vec![tokens]).collect();
         let (unit, _) = self.heads.network.computed_unit(index);
         let outputs = apply_to_parts(split_parts(&sizes), |parts| {
             let draws = Draws::default();
             let sets = StatSets::per_size(parts.len());
             let leaves = &leaves[&index];
             let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
-            unit.forward(0, parts, &cx).features
+            unit.forward(0, parts, &cx).streams
         });
         head_outputs(&outputs, self.batch.n_images)
     }
@@ -244,29 +247,67 @@ impl GraphGrads {
     }
 }
 
+impl InputShape {
+    /// Returns the shape of `input`.
+    fn new(input: &Tokens) -> Self {
+        let [_, width] = input.x.dims();
+        Self { groups: input.groups.clone(), width }
+    }
+
+    /// Returns the shape that `input`, of a micro-batch of this rank, has in the micro-batch whose
+    /// masked cells are `rows`: its own shape where no cells are masked.
+    fn with_masked(input: &Tokens, rows: &Arc<MaskedCells>) -> Self {
+        let mut shape = Self::new(input);
+        let has_masks = input.masked_cells().is_some_and(|rows| !rows.cells.is_empty());
+        if !has_masks {
+            return shape;
+        }
+        for group in &mut shape.groups {
+            if let Some(masked) = &mut group.masked {
+                masked.rows = Arc::clone(rows);
+            }
+        }
+        match shape.groups[0].role {
+            // Without masked cells there is one row, which has no meaning.
+            SequenceRole::MaskedCells => shape.groups[0].n = rows.n().max(1),
+            SequenceRole::Views if !shape.groups.iter().any(|group| group.role == SequenceRole::Cells) => {
+                shape.groups.truncate(1);
+                if rows.n() > 0 {
+                    let masked = shape.groups[0].masked.clone();
+                    let cells = Sequences::vectors(rows.n());
+                    shape.groups.push(Sequences { masked, role: SequenceRole::MaskedCells, ..cells });
+                }
+            }
+            SequenceRole::Views | SequenceRole::Cells => {}
+        }
+        shape
+    }
+
+    /// Returns the number of elements.
+    fn n_elements(&self) -> usize {
+        self.groups.iter().map(Sequences::n_tokens).sum::<usize>() * self.width
+    }
+}
+
 /// Concatenates the values of all view sizes.
-fn flatten(groups: &Groups) -> Tensor<1> {
-    let mut values: Vec<Tensor<1>> = Vec::with_capacity(groups.len());
-    for group in groups {
-        let [b, n, d] = group.x.dims();
-        values.push(group.x.clone().reshape([b * n * d]));
+fn flatten(sizes: &Streams) -> Tensor<1> {
+    let mut values: Vec<Tensor<1>> = Vec::with_capacity(sizes.len());
+    for tokens in sizes {
+        let [n, d] = tokens.x.dims();
+        values.push(tokens.x.clone().reshape([n * d]));
     }
     Tensor::cat(values, 0)
 }
 
 /// Splits `values` from `start` on into tensors of `shapes`, the inverse of [`flatten`], and
 /// advances `start` past them.
-fn unflatten(values: &Tensor<1>, shapes: &[InputShape], start: &mut usize) -> Vec<Tensor<3>> {
+fn unflatten(values: &Tensor<1>, shapes: &[InputShape], start: &mut usize) -> Vec<Tensor<2>> {
     let mut tensors = Vec::with_capacity(shapes.len());
     for shape in shapes {
-        let range = *start..*start + n_elements(shape);
+        let range = *start..*start + shape.n_elements();
         *start = range.end;
-        tensors.push(values.clone().slice([range]).reshape(shape.0));
+        let n_rows = range.len() / shape.width;
+        tensors.push(values.clone().slice([range]).reshape([n_rows, shape.width]));
     }
     tensors
-}
-
-/// Returns the number of elements of an input of this shape.
-fn n_elements((shape, _): &InputShape) -> usize {
-    shape.iter().product()
 }

@@ -69,7 +69,7 @@ impl StepDraws<'_> {
     fn mask_sampler(&self, rule: MaskRule, batches: &[MicroBatch]) -> Option<MaskSampler> {
         let n_views = self.method.views().groups()[rule.size].n_views;
         let groups = batches.first()?.slices.first()?;
-        Some(rule.at(self.seed, self.step, self.batch_size, n_views, groups[rule.size].grid))
+        Some(rule.at(self.seed, self.step, self.batch_size, n_views, groups[rule.size].grid()))
     }
 
     /// Draws the random numbers of every unit of the backbone of `network`, for views of these

@@ -7,14 +7,15 @@ use std::collections::BTreeMap;
 use burn_tensor::{DType, Tensor};
 use kernels::ops::seed;
 use networks::draws::Draws;
-use networks::features::{Features, HeadOutput, HeadOutputs, Outputs, by_image};
 use networks::head::Reads;
 use networks::leaves::Leaves;
+use networks::outputs::{HeadOutput, HeadOutputs, Outputs, by_image};
+use networks::tokens::Tokens;
 use networks::unit::{Context, StatSets, Types};
 use ranks::EngineError;
 use ranks::in_flight::GatherQueue;
 
-use super::batch::{FeatureGrads, GroupGrads, Groups, MicroBatch};
+use super::batch::{MicroBatch, StreamGrads, Streams, split_sizes};
 use super::net::PlacedHead;
 use super::pass::{Passes, SlicedGrads, UnitDraws, UnitTape, sum_over_groups};
 use super::sharded::{Observation, ShardedNet};
@@ -26,15 +27,15 @@ pub(super) type Flats = BTreeMap<usize, Tensor<1>>;
 pub(super) type HeadLeaves<'a> = BTreeMap<usize, Leaves<'a>>;
 
 /// Tokens of the views and masked cells of one size, as one part or as two.
-pub(super) type Parts = Vec<Features>;
+pub(super) type Parts = Vec<Tokens>;
 
 /// Inputs of a micro-batch's graph.
 #[derive(Clone)]
 pub(super) struct GraphInput {
     /// Features of the backbone, by view size.
-    pub(super) features: Groups,
+    pub(super) features: Streams,
     /// Outputs of staged units, by head and view size.
-    pub(super) staged: BTreeMap<&'static str, Groups>,
+    pub(super) staged: BTreeMap<&'static str, Streams>,
 }
 
 /// A head's staged units after their forward pass.
@@ -219,7 +220,7 @@ impl<'a> HeadPass<'a> {
     /// lists its heads itself.
     pub(super) fn score(&self, name: &str, x: Tensor<3>, leaves: &HeadLeaves<'_>) -> Tensor<3> {
         let [n, v, d] = x.dims();
-        let mut groups = vec![Features::vectors(x.reshape([n * v, 1, d]))];
+        let mut streams = vec![Tokens::vectors(x.reshape([n * v, d]))];
         let draws = Draws::default();
         let sets = StatSets::joint(1);
         let placed = self.network.net.heads().find(|placed| placed.head.name == name);
@@ -229,9 +230,9 @@ impl<'a> HeadPass<'a> {
             let leaves = &leaves[&index];
             let cx = Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
             let (unit, _) = self.network.computed_unit(index);
-            groups = unit.forward(0, groups, &cx).features;
+            streams = unit.forward(0, streams, &cx).streams;
         }
-        by_image(&groups[0], n)
+        by_image(&streams[0], n)
     }
 
     /// Computes the outputs of the heads that are not divided for `input`.
@@ -262,7 +263,7 @@ impl<'a> HeadPass<'a> {
                         let leaves = &leaves[&index].used_on(&part.x);
                         let cx =
                             Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 };
-                        outputs.extend(unit.forward(0, vec![part], &cx).features);
+                        outputs.extend(unit.forward(0, vec![part], &cx).streams);
                     }
                     outputs
                 });
@@ -307,7 +308,7 @@ pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) ->
 /// the largest tensors of a loss: autodiff would pad the gradient at each part of them to the size
 /// of both.
 pub(super) fn split_parts(sizes: &[Parts]) -> Vec<Parts> {
-    sizes.iter().map(|parts| parts.iter().flat_map(Features::split_selection).collect()).collect()
+    sizes.iter().map(|parts| parts.iter().flat_map(Tokens::split_groups).collect()).collect()
 }
 
 /// Applies `unit` to the parts of all view sizes at once, and returns its outputs by view size.
@@ -336,16 +337,16 @@ fn head_inputs(reads: Reads, features: &[MicroBatch]) -> Vec<MicroBatch> {
         let slices = if reads.has_masked() {
             vec![select(reads, &batch.concat())]
         } else {
-            batch.slices.iter().map(|groups| select(reads, groups)).collect()
+            batch.slices.iter().map(|streams| select(reads, &split_sizes(streams))).collect()
         };
         inputs.push(MicroBatch { slices });
     }
     inputs
 }
 
-/// Selects the input of a head from features, in f32.
-fn select(reads: Reads, groups: &[Features]) -> Groups {
-    groups.iter().map(|group| reads.select(&group.in_f32())).collect()
+/// Selects the input of a head from tokens, by size of view, in f32.
+fn select(reads: Reads, sizes: &[Tokens]) -> Streams {
+    sizes.iter().map(|tokens| reads.select(&tokens.in_f32())).collect()
 }
 
 /// Returns the gradients at the backbone's features, given those at the input of a head.
@@ -360,12 +361,13 @@ fn backbone_gradients(
             && let Some(grads) = slices.pop()
         {
             let grads = selection_gradients(reads, &batch.concat(), grads);
-            let grads: Vec<Tensor<3>> = grads.into_iter().map(|grad| grad.x).collect();
             feature_grads.push(batch.split_gradients(&grads));
         } else {
             let mut slice_grads = SlicedGrads::with_capacity(slices.len());
-            for (groups, grads) in batch.slices.iter().zip(slices) {
-                slice_grads.push(selection_gradients(reads, groups, grads));
+            for (streams, grads) in batch.slices.iter().zip(slices) {
+                let grads = selection_gradients(reads, &split_sizes(streams), grads);
+                let slice = MicroBatch { slices: vec![streams.clone()] };
+                slice_grads.extend(slice.split_gradients(&grads));
             }
             feature_grads.push(slice_grads);
         }
@@ -373,17 +375,17 @@ fn backbone_gradients(
     feature_grads
 }
 
-/// Returns the gradients at features, given those at the part of them that a head reads.
-fn selection_gradients(reads: Reads, groups: &[Features], grads: GroupGrads) -> GroupGrads {
-    let mut feature_grads = GroupGrads::with_capacity(groups.len());
-    for (group, grad) in groups.iter().zip(grads) {
-        let leaf = group.in_f32().map(|x| x.clone().autodiff().require_grad());
+/// Returns the gradients at tokens, given those at the part of them that a head reads, by size of
+/// view.
+fn selection_gradients(reads: Reads, sizes: &[Tokens], grads: StreamGrads) -> Vec<Tensor<2>> {
+    let mut token_grads = Vec::with_capacity(sizes.len());
+    for (tokens, grad) in sizes.iter().zip(grads) {
+        let leaf = tokens.in_f32().map(|x| x.clone().autodiff().require_grad());
         let mut grads = seed(reads.select(&leaf).x, grad.x).backward();
         // The selection is a part of the leaf.
-        let grad = leaf.x.grad_remove(&mut grads).expect("what is read has a gradient");
-        feature_grads.push(FeatureGrads::from(grad));
+        token_grads.push(leaf.x.grad_remove(&mut grads).expect("what is read has a gradient"));
     }
-    feature_grads
+    token_grads
 }
 
 /// Adds `grads` to `sums`, element by element.
@@ -398,7 +400,7 @@ fn empty_draws(batches: &[MicroBatch]) -> UnitDraws {
     batches.iter().map(|batch| vec![Draws::default(); batch.slices.len()]).collect()
 }
 
-/// Casts features to f32.
-fn in_f32(groups: Groups) -> Groups {
-    groups.iter().map(Features::in_f32).collect()
+/// Casts tokens to f32.
+fn in_f32(streams: Streams) -> Streams {
+    streams.iter().map(Tokens::in_f32).collect()
 }

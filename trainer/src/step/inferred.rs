@@ -1,6 +1,6 @@
 //! Outputs of the networks without gradients.
 
-use networks::features::{HeadOutputs, Outputs};
+use networks::outputs::{HeadOutputs, Outputs};
 
 /// Outputs of the networks without gradients.
 #[derive(Default)]

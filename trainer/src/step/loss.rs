@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use burn_tensor::{Gradients, Tensor};
 use kernels::device::host::add;
-use networks::features::{Features, HeadOutputs, Outputs};
+use networks::outputs::{HeadOutputs, Outputs};
+use networks::tokens::Tokens;
 use ranks::EngineError;
 use ranks::in_flight::GatherQueue;
 use ranks::ordered;
@@ -209,7 +210,7 @@ impl<'a> Scoring<'a> {
         let leaves = self.heads().leaves(flats, true);
         let input = GraphInput {
             features: tracked_leaves(&input.features),
-            staged: input.staged.iter().map(|(name, groups)| (*name, tracked_leaves(groups))).collect(),
+            staged: input.staged.iter().map(|(name, sizes)| (*name, tracked_leaves(sizes))).collect(),
         };
         let head_outputs = self.heads().undivided_outputs(&input, &leaves, self.columns.batch.n_images);
         let trained = Outputs { features: input.features.clone(), heads: head_outputs };
@@ -244,8 +245,8 @@ impl<'a> Scoring<'a> {
 }
 
 /// Removes the gradients of leaves from `grads` and returns them; zeros if there are none.
-fn take_gradients(groups: &[Features], grads: &mut Gradients) -> Vec<Tensor<3>> {
-    groups.iter().map(|group| take_gradient(&group.x, grads)).collect()
+fn take_gradients(sizes: &[Tokens], grads: &mut Gradients) -> Vec<Tensor<2>> {
+    sizes.iter().map(|tokens| take_gradient(&tokens.x, grads)).collect()
 }
 
 /// Adds gradients, unit by unit.

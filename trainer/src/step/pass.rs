@@ -22,7 +22,7 @@ use ranks::communicator::Communicator;
 use ranks::ordered;
 use ranks::peers::Peers;
 
-use super::batch::{GroupGrads, Groups, MicroBatch};
+use super::batch::{MicroBatch, StreamGrads, Streams};
 use super::tape::{Gathered, InputGrads, OutputGrads, StageArgs, StageRecord};
 
 /// Passes that take micro-batches through units.
@@ -49,7 +49,7 @@ pub(crate) type OnStatisticsSent<'c> = &'c mut dyn FnMut() -> Result<(), EngineE
 pub(crate) type UnitDraws = Vec<Vec<Draws>>;
 
 /// Gradients of a micro-batch by slice.
-pub(crate) type SlicedGrads = Vec<GroupGrads>;
+pub(crate) type SlicedGrads = Vec<StreamGrads>;
 
 /// Local sums of a micro-batch by slice and set of statistics.
 type SlicedSums = Vec<Vec<Tensor<1>>>;
@@ -92,7 +92,7 @@ impl UnitTape<'_> {
         };
         let mut batches = Vec::new();
         for records in &stages.first()?.records {
-            let slices: Option<Vec<Groups>> = records.iter().map(StageRecord::input).collect();
+            let slices: Option<Vec<Streams>> = records.iter().map(StageRecord::input).collect();
             batches.push(MicroBatch { slices: slices? });
         }
         Some(batches)
@@ -338,13 +338,13 @@ impl<'p> Passes<'p> {
                     let totals = self.group_totals(&totals, index);
                     let sums = self.group_totals(&sum_grads, index);
                     let inputs = records.into_iter().zip(std::mem::take(&mut grads[index])).collect();
-                    let results = self.workers.map(inputs, |i, (record, features)| {
+                    let results = self.workers.map(inputs, |i, (record, streams)| {
                         let args = self.stage_args(stage, &draws[index][i], totals);
-                        unit.backward(record, OutputGrads { features, sums }, args, wants_input)
+                        unit.backward(record, OutputGrads { streams, sums }, args, wants_input)
                     });
                     let mut batch_params: Option<ParamGrads> = None;
-                    for InputGrads { features, totals, params } in results {
-                        grads[index].push(features);
+                    for InputGrads { streams, totals, params } in results {
+                        grads[index].push(streams);
                         total_grads[index].push(totals);
                         batch_params = Some(accumulate(batch_params, params));
                     }
@@ -444,9 +444,9 @@ impl<'p> Passes<'p> {
     }
 }
 
-/// Splits outputs into features and sums, by slice.
-fn split_outputs(outputs: Vec<StageOutput>) -> (Vec<Groups>, SlicedSums) {
-    outputs.into_iter().map(|output| (output.features, output.sums)).unzip()
+/// Splits outputs into streams and sums, by slice.
+fn split_outputs(outputs: Vec<StageOutput>) -> (Vec<Streams>, SlicedSums) {
+    outputs.into_iter().map(|output| (output.streams, output.sums)).unzip()
 }
 
 /// Adds `term` to `sum`, if there is one.

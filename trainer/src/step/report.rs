@@ -1,7 +1,7 @@
 //! Results of a step: gradients before its update, and a report after it.
 
 use burn_tensor::Tensor;
-use networks::features::Outputs;
+use networks::outputs::Outputs;
 use ranks::EngineError;
 use ranks::fixed::FixedPoint;
 

@@ -3,24 +3,24 @@
 use burn_tensor::{DType, Gradients, Tensor};
 use kernels::ops::{add_seeds, seed};
 use networks::draws::Draws;
-use networks::features::Features;
 use networks::layout::UnitLayout;
 use networks::leaves::{Leaves, ParamGrads};
+use networks::tokens::Tokens;
 use networks::unit::{Context, StageOutput, StatSets, Types, Unit};
 
-use super::batch::{FeatureGrads, GroupGrads, Groups};
+use super::batch::{StreamGrads, Streams, TokenGrads};
 
 /// Data kept from a forward pass for the backward pass.
 pub(crate) enum StageRecord<'a> {
     /// Only the input: the stage runs again.
-    Input(Groups),
+    Input(Streams),
     /// The graph from input, totals and parameters to output.
     Graph(Box<Graph<'a>>),
 }
 
 impl StageRecord<'_> {
     /// Returns the input; `None` if the graph was kept.
-    pub(crate) fn input(&self) -> Option<Groups> {
+    pub(crate) fn input(&self) -> Option<Streams> {
         match self {
             Self::Input(input) => Some(input.clone()),
             Self::Graph(_) => None,
@@ -31,7 +31,7 @@ impl StageRecord<'_> {
 /// A stage's graph.
 pub(crate) struct Graph<'a> {
     /// Input leaves, which track a gradient if the input needs one.
-    input: Groups,
+    input: Streams,
     /// Leaves of the totals.
     totals: Vec<Tensor<1>>,
     /// Leaves of the parameters.
@@ -54,7 +54,7 @@ pub(crate) struct StageArgs<'s> {
 
 /// Gradients at the outputs of a stage.
 pub(crate) struct OutputGrads<'g> {
-    pub(crate) features: GroupGrads,
+    pub(crate) streams: StreamGrads,
     /// Gradients with respect to the sums: the same for all slices.
     pub(crate) sums: &'g [Tensor<1>],
 }
@@ -62,7 +62,7 @@ pub(crate) struct OutputGrads<'g> {
 /// Gradients at the inputs of a stage.
 pub(crate) struct InputGrads {
     /// Gradient with respect to the input, if requested.
-    pub(crate) features: GroupGrads,
+    pub(crate) streams: StreamGrads,
     /// Gradients with respect to the totals, by set.
     pub(crate) totals: Vec<Tensor<1>>,
     /// Gradients with respect to the parameters.
@@ -94,7 +94,7 @@ impl<'a> Gathered<'a, '_> {
     }
 
     /// Computes the output without a graph.
-    pub(crate) fn infer(&self, input: Groups, args: StageArgs<'_>) -> StageOutput {
+    pub(crate) fn infer(&self, input: Streams, args: StageArgs<'_>) -> StageOutput {
         let leaves = self.leaves(false, args.types.products);
         self.unit.forward(args.stage, input, &context(&leaves, args, args.totals))
     }
@@ -103,7 +103,7 @@ impl<'a> Gathered<'a, '_> {
     /// otherwise the input.
     pub(crate) fn forward(
         &self,
-        input: Groups,
+        input: Streams,
         args: StageArgs<'_>,
         keeps_graph: bool,
         wants_input: bool,
@@ -112,9 +112,9 @@ impl<'a> Gathered<'a, '_> {
             return (self.infer(input.clone(), args), StageRecord::Input(input));
         }
         let graph = self.graph(input, args, wants_input);
-        let features = graph.output.features.iter().map(|group| group.map(|x| x.clone().inner())).collect();
+        let streams = graph.output.streams.iter().map(|tokens| tokens.map(|x| x.clone().inner())).collect();
         let sums = graph.output.sums.iter().map(|sum| sum.clone().inner()).collect();
-        (StageOutput { features, sums }, StageRecord::Graph(Box::new(graph)))
+        (StageOutput { streams, sums }, StageRecord::Graph(Box::new(graph)))
     }
 
     /// Computes the vector-Jacobian product: gradients at the stage's inputs, from those at its
@@ -131,9 +131,9 @@ impl<'a> Gathered<'a, '_> {
             StageRecord::Graph(graph) => *graph,
         };
         let mut start = None;
-        for (group, grad) in output.features.into_iter().zip(grads.features) {
-            start = add_seed(start, seed_in_dtype(&group.x, grad.x));
-            for (x, grad) in group.intermediates().zip(grad.intermediates) {
+        for (tokens, grad) in output.streams.into_iter().zip(grads.streams) {
+            start = add_seed(start, seed_in_dtype(&tokens.x, grad.x));
+            for (x, grad) in tokens.intermediates().zip(grad.intermediates) {
                 start = add_seed(start, seed_in_dtype(x, grad));
             }
         }
@@ -141,24 +141,24 @@ impl<'a> Gathered<'a, '_> {
             start = add_seed(start, seed(sum, grad.clone()));
         }
         // A multi-crop without views was refused with the recipe.
-        let mut grads = start.expect("a unit has at least one group of views").backward();
-        let mut features = GroupGrads::new();
+        let mut grads = start.expect("a unit has at least one stream").backward();
+        let mut streams = StreamGrads::new();
         if wants_input {
-            for group in &input {
-                let x = take_gradient(&group.x, &mut grads);
-                let intermediates = group.intermediates().map(|x| take_gradient(x, &mut grads)).collect();
-                features.push(FeatureGrads { x, intermediates });
+            for tokens in &input {
+                let x = take_gradient(&tokens.x, &mut grads);
+                let intermediates = tokens.intermediates().map(|x| take_gradient(x, &mut grads)).collect();
+                streams.push(TokenGrads { x, intermediates });
             }
         }
         let totals = totals.iter().map(|total| take_gradient(total, &mut grads)).collect();
-        InputGrads { features, totals, params: leaves.gradients(&mut grads) }
+        InputGrads { streams, totals, params: leaves.gradients(&mut grads) }
     }
 
     /// Builds the graph of the stage; with `wants_input`, the input tracks a gradient.
-    fn graph(&self, input: Groups, args: StageArgs<'_>, wants_input: bool) -> Graph<'a> {
-        let mut input_leaves = Groups::with_capacity(input.len());
-        for group in &input {
-            input_leaves.push(group.map(|x| {
+    fn graph(&self, input: Streams, args: StageArgs<'_>, wants_input: bool) -> Graph<'a> {
+        let mut input_leaves = Streams::with_capacity(input.len());
+        for tokens in &input {
+            input_leaves.push(tokens.map(|x| {
                 let x = x.clone().autodiff();
                 if wants_input { x.require_grad() } else { x }
             }));
@@ -180,7 +180,7 @@ fn add_seed(start: Option<Tensor<1>>, seed: Tensor<1>) -> Option<Tensor<1>> {
 }
 
 /// Computes [`seed`] with the gradient cast to the type of `x`.
-fn seed_in_dtype(x: &Tensor<3>, grad: Tensor<3>) -> Tensor<1> {
+fn seed_in_dtype(x: &Tensor<2>, grad: Tensor<2>) -> Tensor<1> {
     let dtype = x.dtype();
     seed(x.clone(), grad.cast(dtype))
 }
@@ -190,9 +190,9 @@ pub(super) fn take_gradient<const D: usize>(x: &Tensor<D>, grads: &mut Gradients
     x.grad_remove(grads).unwrap_or_else(|| x.clone().inner().zeros_like())
 }
 
-/// Returns `groups` as leaves of autodiff's graph that track a gradient.
-pub(super) fn tracked_leaves(groups: &[Features]) -> Groups {
-    groups.iter().map(|group| group.map(|x| x.clone().autodiff().require_grad())).collect()
+/// Returns `streams` as leaves of autodiff's graph that track a gradient.
+pub(super) fn tracked_leaves(streams: &[Tokens]) -> Streams {
+    streams.iter().map(|tokens| tokens.map(|x| x.clone().autodiff().require_grad())).collect()
 }
 
 fn context<'c>(leaves: &'c Leaves<'c>, args: StageArgs<'c>, totals: &'c [Tensor<1>]) -> Context<'c> {

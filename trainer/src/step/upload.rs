@@ -16,14 +16,14 @@
 use std::thread::JoinHandle;
 
 use augment::{Batch, Depth, PixelFormat};
-use burn_tensor::{DType, Device, Int, Tensor};
+use burn_tensor::{DType, Device, Int, Tensor, TensorData};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use kernels::device::readback::failure;
 use kernels::device::workers::Workers;
 use networks::patches::{PixelInput, copy_to_device};
 use ranks::EngineError;
 
-use super::batch::{Groups, MicroBatch, SlicedImages};
+use super::batch::{MicroBatch, SlicedImages, Streams};
 
 /// Views of one size, on the device.
 #[derive(Debug, Clone)]
@@ -90,7 +90,7 @@ impl BatchUploader {
             let mut batches = Vec::with_capacity(slices.len());
             for slices in slices {
                 let slices = workers
-                    .map(slices.clone(), |_, images| self.slice_features(input, batch, &images, &sizes_px));
+                    .map(slices.clone(), |_, images| self.slice_tokens(input, batch, &images, &sizes_px));
                 batches.push(MicroBatch { slices });
             }
             by_input.push(batches);
@@ -98,21 +98,21 @@ impl BatchUploader {
         by_input
     }
 
-    /// Converts the views of `images` in host memory into features, by group.
-    fn slice_features(
+    /// Converts the views of `images` in host memory into tokens, one stream for each size.
+    fn slice_tokens(
         &self,
         input: &PixelInput,
         batch: &Batch,
         images: &[usize],
         sizes_px: &[usize],
-    ) -> Groups {
-        let mut groups = Groups::with_capacity(sizes_px.len());
+    ) -> Streams {
+        let mut streams = Streams::with_capacity(sizes_px.len());
         for (group, size_px) in sizes_px.iter().enumerate() {
             let views: Vec<&[u8]> =
                 images.iter().map(|image| batch.samples[*image].groups[group].as_slice()).collect();
-            groups.push(input.features(&views, *size_px, &self.device));
+            streams.push(input.tokens(&views, *size_px, &self.device));
         }
-        groups
+        streams
     }
 
     /// Returns the format of the views, which is the same for all networks.
@@ -142,7 +142,8 @@ impl BatchUploader {
         } else {
             let mut vectors = Vec::with_capacity(self.inputs.len());
             for input in &self.inputs {
-                vectors.push(input.features(views, size_px, &self.device).x);
+                let (values, shape) = input.vectors(views, size_px);
+                vectors.push(Tensor::from_data(TensorData::new(values, shape), &self.device));
             }
             DeviceViews::Vectors(vectors)
         }
@@ -155,7 +156,7 @@ impl BatchUploader {
         for (index, input) in self.inputs.iter().enumerate() {
             let mut batches = Vec::with_capacity(batch.batches.len());
             for groups in &batch.batches {
-                let mut slice = Groups::with_capacity(groups.len());
+                let mut slice = Streams::with_capacity(groups.len());
                 for (views, size_px) in groups.iter().zip(&batch.sizes_px) {
                     let x = match views {
                         DeviceViews::Bytes(bytes) => input.vectors_on_device(bytes.as_ref().clone()),

@@ -1,8 +1,8 @@
 //! The end of a residual branch in one pass in each direction.
 //!
 //! ```text
-//! y  = x + f ⊙ γ ⊙ b         x, y [B, N, D] f32   b [B, N, D] of any type
-//! gb = f ⊙ γ ⊙ g             f [B], γ [D] f32, ones if absent
+//! y  = x + f ⊙ γ ⊙ b         x, y [.., D] f32   b [.., D] of any type
+//! gb = f ⊙ γ ⊙ g             f by sequence, γ [D] f32, ones if absent
 //! gγ = Σ_rows f ⊙ g ⊙ b
 //! ```
 //!
@@ -20,6 +20,7 @@ use super::accumulate::add_block_sums;
 use super::{Rows, elem, empty, one_unit_each, vector_size};
 use crate::ops::bridge::{Kernel, run};
 use crate::ops::cast::cast;
+use crate::ops::kept::SequenceFactors;
 use crate::ops::link::Link;
 use crate::ops::places::GradientPlace;
 
@@ -27,14 +28,14 @@ use crate::ops::places::GradientPlace;
 const BLOCK: usize = 64;
 
 /// Ends a branch: see [`Skip::join`](crate::ops::Skip).
-pub(in crate::ops) fn join(
-    x: Tensor<3>,
-    b: Tensor<3>,
+pub(in crate::ops) fn join<const D: usize>(
+    x: Tensor<D>,
+    b: Tensor<D>,
     gamma: Option<Tensor<1>>,
-    factors: Option<&[f32]>,
+    factors: Option<SequenceFactors<'_>>,
     link: Link<CubeTensor>,
-) -> Tensor<3> {
-    let factors = factors.map(|factors| to_device(factors, &x.device()));
+) -> Tensor<D> {
+    let factors = factors.map(|factors| Factors::new(factors, &x.device()));
     let join = Join { factors, link };
     match gamma {
         Some(gamma) => run(ScaledJoin(join), [x.into(), b.into(), cast(gamma, DType::F32).into()]),
@@ -50,11 +51,29 @@ fn to_device(values: &[f32], device: &Device) -> CubeTensor {
     tensor.try_into_primitive::<CubeBackend>().expect("a tensor on a GPU")
 }
 
+/// Factors of the rows of sequences.
+#[derive(Debug, Clone)]
+struct Factors {
+    /// A factor for every `n_tokens` rows.
+    values: CubeTensor,
+    n_tokens: usize,
+}
+
+impl Factors {
+    /// Copies factors to a device: one for each sequence if all have one length, otherwise one for
+    /// each token.
+    fn new(factors: SequenceFactors<'_>, device: &Device) -> Self {
+        match factors.lengths.runs() {
+            [run] => Self { values: to_device(factors.factors, device), n_tokens: run.length },
+            _ => Self { values: to_device(&factors.by_token(), device), n_tokens: 1 },
+        }
+    }
+}
+
 /// The end of a branch without γ.
 #[derive(Debug, Clone)]
 struct Join {
-    /// A factor for each sequence.
-    factors: Option<CubeTensor>,
+    factors: Option<Factors>,
     link: Link<CubeTensor>,
 }
 
@@ -129,13 +148,13 @@ impl Join {
         let has_x = x.is_some();
         let has_gamma = gamma.is_some();
         let has_factors = self.factors.is_some();
-        let n_tokens = b.meta.shape()[1];
+        let n_tokens = self.factors.as_ref().map_or(1, |factors| factors.n_tokens);
         let b = Rows::new(b);
         let y = Rows::new(&empty(&b.tensor, b.tensor.shape(), dtype));
         // In place of absent tensors, a buffer that is not read.
         let x = x.map_or_else(|| b.clone(), Rows::new);
         let gamma = gamma.map_or_else(|| b.clone(), Rows::new);
-        let factors = self.factors.as_ref().unwrap_or(&b.tensor);
+        let factors = self.factors.as_ref().map_or(&b.tensor, |factors| &factors.values);
         let n = vector_size(&[&b, &y, &x, &gamma]);
         let client = &b.tensor.client;
         let (count, dim) = one_unit_each(client, b.n_rows * b.d / n);
@@ -169,13 +188,13 @@ impl Join {
 
     /// Returns the sums of gγ over blocks of rows, `[blocks, 1, D]` in f32.
     fn partial_gamma_gradient(&self, grad: &CubeTensor, b: &CubeTensor) -> CubeTensor {
-        let n_tokens = b.meta.shape()[1];
+        let n_tokens = self.factors.as_ref().map_or(1, |factors| factors.n_tokens);
         let grad = Rows::new(grad);
         let b = Rows::new(b);
         let n_blocks = b.n_rows.div_ceil(BLOCK);
         let partial = empty(&b.tensor, [n_blocks, 1, b.d], DType::F32);
         let has_factors = self.factors.is_some();
-        let factors = self.factors.as_ref().unwrap_or(&b.tensor);
+        let factors = self.factors.as_ref().map_or(&b.tensor, |factors| &factors.values);
         let client = &b.tensor.client;
         let (count, dim) = one_unit_each(client, n_blocks * b.d);
         join_sums::launch(

@@ -2,7 +2,7 @@
 //! Burn's operations copy padded rows when they merge images and tokens into one dimension.
 //!
 //! ```text
-//! y  = x · Wᵀ + b     x [B, N, D]   W [O, D]   b [O]   y [B, N, O]
+//! y  = x · Wᵀ + b     x [.., D]   W [O, D]   b [O]   y [.., O]
 //! gx = g · W          gW = gᵀ · x   gb = Σ_rows g, in f32
 //! ```
 
@@ -26,9 +26,11 @@ impl Kernel<CubeBackend, 3> for Linear {
     type Saved = (CubeTensor, CubeTensor);
 
     fn forward(&self, [x, weight, bias]: [CubeTensor; 3]) -> (CubeTensor, Self::Saved) {
-        let shape = [x.meta.shape()[0], x.meta.shape()[1], weight.meta.shape()[0]];
+        let mut shape = x.meta.shape().clone();
+        let last = shape.num_dims() - 1;
+        shape[last] = weight.meta.shape()[0];
         let y = affine(matrix(&x), weight.clone(), bias);
-        (CubeBackend::float_reshape(y, shape.into()), (x, weight))
+        (CubeBackend::float_reshape(y, shape), (x, weight))
     }
 
     fn backward(

@@ -184,7 +184,7 @@ pub fn cube_count(client: &Client, n_cubes: usize) -> CubeCount {
 mod tests {
     use super::*;
     use crate::ops::testing::{assert_close, devices, leaves};
-    use crate::ops::{attention, gelu, layer_norm, swiglu};
+    use crate::ops::{Lengths, attention, gelu, layer_norm, swiglu};
 
     /// Returns the output and the input's gradient of `op`, in f32.
     fn output_and_gradient(
@@ -204,6 +204,13 @@ mod tests {
         let gain = Tensor::<1>::ones([72], device).autodiff().cast(x.dtype());
         let shift = Tensor::<1>::ones([72], device).autodiff().cast(x.dtype());
         layer_norm(x, gain, shift, 1e-6)
+    }
+
+    /// Attention over the tokens of each image of `x`, `[B, N, 3·D]`.
+    fn attention_of_images(x: Tensor<3>, n_heads: usize) -> Tensor<3> {
+        let [b, n, d3] = x.dims();
+        let y = attention(x.reshape([b * n, d3]), &Lengths::equal(b, n), n_heads);
+        y.reshape([b, n, d3 / 3])
     }
 
     /// Layer norm without scale and shift.
@@ -228,7 +235,7 @@ mod tests {
                     ("gelu", &gelu),
                     ("swiglu", &swiglu),
                     ("layer norm", &|x| tracked_layer_norm(x, &device)),
-                    ("attention", &|x| attention(x, 3)),
+                    ("attention", &|x| attention_of_images(x, 3)),
                 ];
                 for (name, op) in ops {
                     let [y, gx] = output_and_gradient(op, &x, dtype);

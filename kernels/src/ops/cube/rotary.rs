@@ -1,12 +1,11 @@
 //! [`rotate`](crate::ops::rotate) in one pass in each direction.
 //!
 //! ```text
-//! y = [x₁ cos θ - x₂ sin θ; x₂ cos θ + x₁ sin θ]      θ [N, D_h / 2]
+//! y = [x₁ cos θ - x₂ sin θ; x₂ cos θ + x₁ sin θ]      θ [T, D_h / 2], by token
 //! gx = the rotation of g by -θ
 //! ```
 //!
-//! x₁ and x₂ are the halves, of D_h / 2, of a head of queries or keys. Prefix tokens and values are
-//! copied.
+//! x₁ and x₂ are the halves, of D_h / 2, of a head of queries or keys. Values are copied.
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -16,19 +15,16 @@ use cubecl::prelude::*;
 use super::{Rows, elem, one_unit_each};
 use crate::ops::bridge::Kernel;
 
-/// Kernels of the forward and backward pass, for sequences of `n_prefix` prefix tokens and the
-/// cells.
+/// Kernels of the forward and backward pass.
 #[derive(Debug, Clone)]
 pub(in crate::ops) struct Rotate {
     /// Number of attention heads.
     pub(in crate::ops) n_heads: usize,
-    /// Number of prefix tokens before the cells.
-    pub(in crate::ops) n_prefix: usize,
 }
 
 impl Rotate {
-    /// Rotates `qkv` of `[B, P + N, 3·H·D_h]` by `sign` times the angles with cosines `cos` and
-    /// sines `sin`, both `[N, D_h / 2]`.
+    /// Rotates `qkv` of `[T, 3·H·D_h]` by `sign` times the angles with cosines `cos` and sines `sin`,
+    /// both `[T, D_h / 2]`.
     fn rotated(&self, qkv: &CubeTensor, cos: &CubeTensor, sin: &CubeTensor, sign: f32) -> CubeTensor {
         let x = Rows::new(qkv);
         let cos = Rows::new(cos);
@@ -50,8 +46,6 @@ impl Rotate {
             cos.stride,
             sin.stride,
             x.n_rows,
-            qkv.meta.shape()[1],
-            self.n_prefix,
             sign,
             half,
             self.n_heads,
@@ -86,8 +80,6 @@ fn rotate_kernel<F: Float>(
     cos_stride: usize,
     sin_stride: usize,
     n_rows: usize,
-    n_tokens: usize,
-    n_prefix: usize,
     sign: f32,
     #[comptime] half: usize,
     #[comptime] n_heads: usize,
@@ -101,11 +93,9 @@ fn rotate_kernel<F: Float>(
         let channel = pair % half;
         let x_index = row * x_stride + head * (2 * half) + channel;
         let y_index = row * y_stride + head * (2 * half) + channel;
-        let token = row % n_tokens;
-        if token >= n_prefix && head < 2 * n_heads {
-            let cell = token - n_prefix;
-            let c = cos[cell * cos_stride + channel];
-            let s = sin[cell * sin_stride + channel] * sign;
+        if head < 2 * n_heads {
+            let c = cos[row * cos_stride + channel];
+            let s = sin[row * sin_stride + channel] * sign;
             let first = f32::cast_from(x[x_index]);
             let second = f32::cast_from(x[x_index + half]);
             y[y_index] = F::cast_from(first * c - second * s);

@@ -7,7 +7,6 @@
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
-use burn_tensor::Shape;
 use cubecl::ir::ElemType;
 use cubecl::prelude::*;
 
@@ -23,8 +22,10 @@ impl Kernel<CubeBackend, 1> for Swiglu {
 
     fn forward(&self, [x]: [CubeTensor; 1]) -> (CubeTensor, CubeTensor) {
         let rows = Rows::new(&x);
-        let [b, n_tokens, h]: [usize; 3] = std::array::from_fn(|i| rows.tensor.meta.shape()[i]);
-        let y = Rows::new(&empty(&rows.tensor, Shape::new([b, n_tokens, h / 2]), rows.tensor.dtype));
+        let mut shape = rows.tensor.meta.shape().clone();
+        let last = shape.num_dims() - 1;
+        shape[last] = rows.d / 2;
+        let y = Rows::new(&empty(&rows.tensor, shape, rows.tensor.dtype));
         let n = vector_size(&[&rows, &y]);
         let client = &x.client;
         let (count, dim) = one_unit_each(client, y.n_rows * y.d / n);

@@ -9,9 +9,9 @@ use kernels::ops::{Affine, fork, grid_mean, normalize, relu, scale_channels};
 use super::shapes::Shapes;
 use super::steps::{Branch, ColumnStep, NO_MODULE, Product};
 use crate::batch_norm::BatchNorm;
-use crate::features::{BranchState, Features};
 use crate::params::ParamSpec;
 use crate::part_name::part_name;
+use crate::tokens::{BranchState, Sequences, Tokens};
 use crate::unit::{Context, Cost, GroupShape, StageOutput, Unit};
 
 /// Steps of a branch that follow one another: all of them in an undivided branch.
@@ -76,46 +76,41 @@ impl BranchPart {
     }
 
     /// Normalizes the convolutions that the stage before `stage` has completed.
-    fn normalize_previous(
-        &self,
-        stage: usize,
-        mut group: Features,
-        set: usize,
-        cx: &Context<'_>,
-    ) -> Features {
-        let Some(previous) = stage.checked_sub(1) else { return group };
+    fn normalize_previous(&self, stage: usize, mut tokens: Tokens, set: usize, cx: &Context<'_>) -> Tokens {
+        let Some(previous) = stage.checked_sub(1) else { return tokens };
         let totals = cx.totals.get(set).map(|totals| self.split_totals(previous, totals));
         for (i, (product, norm)) in self.completed(previous).enumerate() {
             let affine = norm.affine(totals.as_ref().map(|totals| totals[i].clone()), cx);
-            group = match product {
-                Product::Layer(index) if index == self.branch.last() => self.finish(group, affine),
+            tokens = match product {
+                Product::Layer(index) if index == self.branch.last() => self.finish(tokens, affine),
                 Product::Layer(_) => {
-                    let x = normalize(group.x.clone(), affine, None, true);
-                    Features { x, ..group }
+                    let x = normalize(tokens.x.clone(), affine, None, true);
+                    Tokens { x, ..tokens }
                 }
                 _ => {
-                    let state = group.branch.expect(NO_SKIP);
+                    let state = tokens.branch.expect(NO_SKIP);
                     let skip = normalize(state.skip, affine, None, false);
-                    Features { branch: Some(BranchState { skip, ..state }), ..group }
+                    Tokens { branch: Some(BranchState { skip, ..state }), ..tokens }
                 }
             };
         }
-        group
+        tokens
     }
 
     /// Applies the last normalization and the skip connection.
-    fn finish(&self, group: Features, affine: Affine) -> Features {
-        let y = normalize(group.x, affine, Some(group.branch.expect(NO_SKIP).skip), true);
-        if self.branch.pools { Features::vectors(grid_mean(y)) } else { Features::on_grid(y, group.grid) }
+    fn finish(&self, mut tokens: Tokens, affine: Affine) -> Tokens {
+        let state = tokens.branch.take().expect(NO_SKIP);
+        let y = tokens.with(normalize(tokens.x.clone(), affine, Some(state.skip), true));
+        if self.branch.pools { Tokens::vectors(mean_of_cells(&y)) } else { y }
     }
 
     /// Computes a step; returns the sums of a convolution with its last columns.
-    fn step(&self, step: &ColumnStep, group: Features, cx: &Context<'_>) -> (Features, Option<Tensor<1>>) {
+    fn step(&self, step: &ColumnStep, tokens: Tokens, cx: &Context<'_>) -> (Tokens, Option<Tensor<1>>) {
         match step.product {
-            Product::Layer(index) => self.layer(step, index, group, cx),
-            Product::Shortcut => self.shortcut(step, group, cx),
-            Product::Squeeze => (self.squeeze(step, group, cx), None),
-            Product::Excite => (self.excite(step, group, cx), None),
+            Product::Layer(index) => self.layer(step, index, tokens, cx),
+            Product::Shortcut => self.shortcut(step, tokens, cx),
+            Product::Squeeze => (self.squeeze(step, tokens, cx), None),
+            Product::Excite => (self.excite(step, tokens, cx), None),
         }
     }
 
@@ -123,66 +118,72 @@ impl BranchPart {
         &self,
         step: &ColumnStep,
         index: usize,
-        mut group: Features,
+        mut tokens: Tokens,
         cx: &Context<'_>,
-    ) -> (Features, Option<Tensor<1>>) {
+    ) -> (Tokens, Option<Tensor<1>>) {
         let layer = &self.branch.layers[index];
         if index == 0 && step.columns.start == 0 {
-            let [x, skip] = fork(group.x);
-            let state = BranchState { skip, skip_grid: group.grid, columns: Vec::new() };
-            group = Features { x, branch: Some(state), ..group };
+            let [x, skip] = fork(tokens.x.clone());
+            let state = BranchState { skip, skip_grid: tokens.grid(), columns: Vec::new() };
+            tokens = Tokens { x, branch: Some(state), ..tokens };
         }
-        let mut state = group.branch.take().expect(NO_SKIP);
+        let mut state = tokens.branch.take().expect(NO_SKIP);
         if !step.is_last {
-            let [x, kept] = fork(group.x);
-            let (y, _) = layer.convolve_columns(x, group.grid, &step.columns, cx);
-            state.columns.push(y);
-            return (Features { x: kept, branch: Some(state), ..group }, None);
+            let [x, kept] = fork(tokens.x.clone());
+            let (y, _) =
+                layer.convolve_columns(tokens.with(x).by_sequence(), tokens.grid(), &step.columns, cx);
+            state.columns.push(rows(y));
+            return (Tokens { x: kept, branch: Some(state), ..tokens }, None);
         }
-        let (y, grid) = layer.convolve_columns(group.x, group.grid, &step.columns, cx);
-        let (x, sums) = layer.moments(concat_columns(std::mem::take(&mut state.columns), y), cx);
-        (Features { branch: Some(state), ..Features::on_grid(x, grid) }, Some(sums))
+        let (y, grid) = layer.convolve_columns(tokens.by_sequence(), tokens.grid(), &step.columns, cx);
+        let y = concat_columns(std::mem::take(&mut state.columns), rows(y));
+        let (x, sums) = layer.moments(y, cx);
+        let maps = Tokens::new(x, vec![Sequences::on_grid(tokens.n_sequences(), grid)]);
+        (Tokens { branch: Some(state), ..maps }, Some(sums))
     }
 
     fn shortcut(
         &self,
         step: &ColumnStep,
-        mut group: Features,
+        mut tokens: Tokens,
         cx: &Context<'_>,
-    ) -> (Features, Option<Tensor<1>>) {
+    ) -> (Tokens, Option<Tensor<1>>) {
         let layer = self.branch.shortcut.as_ref().expect(NO_MODULE);
-        let BranchState { skip: x, skip_grid, mut columns } = group.branch.take().expect(NO_SKIP);
+        let BranchState { skip: x, skip_grid, mut columns } = tokens.branch.take().expect(NO_SKIP);
+        let n = tokens.n_sequences();
         if !step.is_last {
             let [x, kept] = fork(x);
-            let (y, _) = layer.convolve_columns(x, skip_grid, &step.columns, cx);
-            columns.push(y);
+            let maps = Tokens::new(x, vec![Sequences::on_grid(n, skip_grid)]);
+            let (y, _) = layer.convolve_columns(maps.by_sequence(), skip_grid, &step.columns, cx);
+            columns.push(rows(y));
             let state = BranchState { skip: kept, skip_grid, columns };
-            return (Features { branch: Some(state), ..group }, None);
+            return (Tokens { branch: Some(state), ..tokens }, None);
         }
-        let (y, grid) = layer.convolve_columns(x, skip_grid, &step.columns, cx);
-        let (skip, sums) = layer.moments(concat_columns(columns, y), cx);
+        let maps = Tokens::new(x, vec![Sequences::on_grid(n, skip_grid)]);
+        let (y, grid) = layer.convolve_columns(maps.by_sequence(), skip_grid, &step.columns, cx);
+        let (skip, sums) = layer.moments(concat_columns(columns, rows(y)), cx);
         let state = BranchState { skip, skip_grid: grid, columns: Vec::new() };
-        (Features { branch: Some(state), ..group }, Some(sums))
+        (Tokens { branch: Some(state), ..tokens }, Some(sums))
     }
 
     /// Computes columns of the first layer of the excitation. After the last of them, the only
     /// tensor in `columns` is the output of that layer.
-    fn squeeze(&self, step: &ColumnStep, mut group: Features, cx: &Context<'_>) -> Features {
-        let [x, squeezed] = fork(group.x);
-        let y = self.branch.excitation().squeezed(grid_mean(squeezed), cx);
-        let mut state = group.branch.take().expect(NO_SKIP);
+    fn squeeze(&self, step: &ColumnStep, mut tokens: Tokens, cx: &Context<'_>) -> Tokens {
+        let [x, squeezed] = fork(tokens.x.clone());
+        let y = self.branch.excitation().squeezed(mean_of_cells(&tokens.with(squeezed)), cx);
+        let mut state = tokens.branch.take().expect(NO_SKIP);
         if step.is_last {
             state.columns = vec![relu(concat_columns(state.columns, y))];
         } else {
             state.columns.push(y);
         }
-        Features { x, branch: Some(state), ..group }
+        Tokens { x, branch: Some(state), ..tokens }
     }
 
     /// Computes columns of the second layer of the excitation, whose input is the first tensor in
     /// `columns`.
-    fn excite(&self, step: &ColumnStep, mut group: Features, cx: &Context<'_>) -> Features {
-        let state = group.branch.take().expect(NO_SKIP);
+    fn excite(&self, step: &ColumnStep, mut tokens: Tokens, cx: &Context<'_>) -> Tokens {
+        let state = tokens.branch.take().expect(NO_SKIP);
         let mut columns = state.columns.into_iter();
         // A branch with an excitation has the steps of its first layer before those of its second.
         let squeezed = columns.next().expect("the squeeze comes before the excitation");
@@ -190,22 +191,33 @@ impl BranchPart {
             let [squeezed, kept] = fork(squeezed);
             let y = self.branch.excitation().excited(squeezed, cx);
             let columns = [kept].into_iter().chain(columns).chain([y]).collect();
-            return Features { branch: Some(BranchState { columns, ..state }), ..group };
+            return Tokens { branch: Some(BranchState { columns, ..state }), ..tokens };
         }
         let y = self.branch.excitation().excited(squeezed, cx);
         let scale = sigmoid(concat_columns(columns.collect(), y));
-        let state = BranchState { columns: Vec::new(), ..state };
-        Features { x: scale_channels(group.x, scale), branch: Some(state), ..group }
+        let x = rows(scale_channels(tokens.by_sequence(), scale.unsqueeze_dim(1)));
+        Tokens { x, branch: Some(BranchState { columns: Vec::new(), ..state }), ..tokens }
     }
 }
 
+/// Returns the rows of maps of `[B, N, C]`: `[B·N, C]`.
+fn rows(maps: Tensor<3>) -> Tensor<2> {
+    let [b, n, c] = maps.dims();
+    maps.reshape([b * n, c])
+}
+
+/// Returns the mean over the cells of each view, `[B·V, C]`.
+fn mean_of_cells(maps: &Tokens) -> Tensor<2> {
+    grid_mean(maps.by_sequence()).squeeze_dim(1)
+}
+
 /// Concatenates the columns of a product, of which `last` are the last.
-fn concat_columns(mut columns: Vec<Tensor<3>>, last: Tensor<3>) -> Tensor<3> {
+fn concat_columns(mut columns: Vec<Tensor<2>>, last: Tensor<2>) -> Tensor<2> {
     if columns.is_empty() {
         return last;
     }
     columns.push(last);
-    Tensor::cat(columns, 2)
+    Tensor::cat(columns, 1)
 }
 
 impl Unit for BranchPart {
@@ -221,25 +233,25 @@ impl Unit for BranchPart {
         self.stages.len()
     }
 
-    fn forward(&self, stage: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        let mut features = Vec::with_capacity(groups.len());
+    fn forward(&self, stage: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
         let mut sums = Vec::new();
-        for (group, set) in groups.into_iter().zip(&cx.sets.0) {
-            let mut group = self.normalize_previous(stage, group, *set, cx);
-            let mut group_sums = Vec::new();
+        for (tokens, set) in streams.into_iter().zip(&cx.sets.0) {
+            let mut tokens = self.normalize_previous(stage, tokens, *set, cx);
+            let mut stream_sums = Vec::new();
             for step in &self.stages[stage] {
                 let step_sums;
-                (group, step_sums) = self.step(step, group, cx);
-                group_sums.extend(step_sums);
+                (tokens, step_sums) = self.step(step, tokens, cx);
+                stream_sums.extend(step_sums);
             }
-            match group_sums.len() {
+            match stream_sums.len() {
                 0 => {}
-                1 => sums.extend(group_sums),
-                _ => sums.push(Tensor::cat(group_sums, 0)),
+                1 => sums.extend(stream_sums),
+                _ => sums.push(Tensor::cat(stream_sums, 0)),
             }
-            features.push(group);
+            outputs.push(tokens);
         }
-        StageOutput { features, sums: cx.sets.sums(sums) }
+        StageOutput { streams: outputs, sums: cx.sets.sums(sums) }
     }
 
     fn observe(&self, totals: &[Vec<Tensor<1>>], cx: &Context<'_>) -> Vec<(String, Tensor<1>)> {

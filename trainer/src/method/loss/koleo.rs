@@ -11,7 +11,7 @@
 use burn_tensor::{Tensor, TensorData};
 use kernels::device::readback::failure;
 use kernels::ops::{log_distances, matmul, total, unit_rows};
-use networks::features::Outputs;
+use networks::outputs::Outputs;
 use ranks::EngineError;
 use ranks::peers::Peers;
 

@@ -1,7 +1,7 @@
 //! What a method needs from other ranks to score prototypes.
 
 use burn_tensor::Tensor;
-use networks::features::HeadOutputs;
+use networks::outputs::HeadOutputs;
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 use ranks::peers::Peers;

@@ -1,7 +1,8 @@
 //! The loss of a micro-batch, given the targets of the batch.
 
 use burn_tensor::Tensor;
-use networks::features::{Features, HeadOutputs, Outputs};
+use networks::outputs::{HeadOutputs, Outputs};
+use networks::tokens::Tokens;
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 
@@ -60,8 +61,8 @@ impl ViewTargets {
 
 /// Features of the earlier teacher.
 pub(super) struct Anchors {
-    /// Features of patches by micro-batch, `[B·V, N, D]`.
-    pub(super) features: Vec<Features>,
+    /// Patches by micro-batch.
+    pub(super) patches: Vec<Tokens>,
     /// Weight of the anchoring's part of the loss.
     pub(super) weight: f64,
 }
@@ -69,9 +70,10 @@ pub(super) struct Anchors {
 impl Anchors {
     /// Returns the loss of micro-batch `index`, `[1]`.
     fn loss(&self, index: usize, student: &Outputs) -> Tensor<1> {
-        let anchor = &self.features[index];
+        let anchor = &self.patches[index];
         let patches = student.features[0].patches();
-        gram_loss(patches.x, resample_bicubic(anchor.x.clone(), anchor.grid[0], patches.grid[0]))
+        let resampled = resample_bicubic(anchor.by_sequence(), anchor.grid()[0], patches.grid()[0]);
+        gram_loss(patches.by_sequence(), resampled)
     }
 }
 

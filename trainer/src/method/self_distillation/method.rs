@@ -1,9 +1,9 @@
 //! The method: networks, targets and loss of self-distillation over prototypes.
 
 use augment::MultiCrop;
-use networks::features::HeadOutputs;
 use networks::head::{Head, Reads};
-use networks::mask::MaskRule;
+use networks::mask::{BlockMasks, MaskKind, MaskRule, Masking};
+use networks::outputs::HeadOutputs;
 use ranks::EngineError;
 use ranks::peers::Peers;
 
@@ -105,7 +105,7 @@ impl SelfDistillation {
         self,
         head: Option<HeadSizes>,
         teacher: &Teacher<'_>,
-        masks: MaskRule,
+        masks: BlockMasks,
         weight: f64,
         cx: &MethodContext,
     ) -> Result<Self, String> {
@@ -256,8 +256,12 @@ impl SelfDistillation {
     /// it if `hides`.
     fn network(&self, name: &'static str, n_sizes: usize, hides: bool) -> NetworkSpec {
         let takes_masks = self.patches.is_some();
-        let sees =
-            (0..n_sizes).map(|size| SeenViews { size, masked: hides && takes_masks && size == 0 }).collect();
+        let mut sees = Vec::with_capacity(n_sizes);
+        for size in 0..n_sizes {
+            let is_hidden = hides && takes_masks && size == 0;
+            let masking = if is_hidden { Masking::Replaced } else { Masking::Shown };
+            sees.push(SeenViews { size, masking });
+        }
         NetworkSpec { sees, takes_masks, ..NetworkSpec::trained(name, self.heads(), n_sizes) }
     }
 }
@@ -308,7 +312,7 @@ impl Method for SelfDistillation {
         let student = self.network(STUDENT, n_sizes, true);
         let anchor = self.gram.map(|GramAnchor { from_step, every_steps, max_updates, .. }| NetworkSpec {
             heads: Vec::new(),
-            sees: vec![SeenViews { size: n_sizes, masked: false }],
+            sees: vec![SeenViews { size: n_sizes, masking: Masking::Shown }],
             update_rule: UpdateRule::Copy { source: TEACHER, every_steps, from_step, max_updates },
             ..self.network(ANCHOR, 1, false)
         });
@@ -328,7 +332,8 @@ impl Method for SelfDistillation {
     }
 
     fn masks(&self) -> Option<MaskRule> {
-        self.patches.as_ref().map(|patches| patches.masks)
+        let patches = self.patches.as_ref()?;
+        Some(MaskRule { size: 0, kind: MaskKind::Blocks(patches.masks) })
     }
 
     fn prepare(
@@ -350,7 +355,7 @@ impl Method for SelfDistillation {
         let cells = patches.map(|patches| patches.cells(teacher, &scored, step, exchange)).transpose()?;
         let weights = self.gram_weights(step);
         let anchors = self.gram.filter(|gram| step >= gram.from_step).map(|_| Anchors {
-            features: batch
+            patches: batch
                 .network_outputs(ANCHOR)
                 .iter()
                 .map(|outputs| outputs.features[0].patches())

@@ -1,7 +1,7 @@
 //! Prediction of masked patches.
 
-use networks::features::{HeadOutputs, Outputs};
-use networks::mask::MaskRule;
+use networks::mask::BlockMasks;
+use networks::outputs::{HeadOutputs, Outputs};
 use ranks::EngineError;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub(super) struct PatchPrediction {
     /// Cells over which the teacher's scores are averaged for the center.
     pub(super) centered_on: CenteredOn,
     /// Rule by which patches are hidden.
-    pub(super) masks: MaskRule,
+    pub(super) masks: BlockMasks,
 }
 
 impl PatchPrediction {

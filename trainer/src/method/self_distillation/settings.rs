@@ -1,7 +1,7 @@
 //! Settings that the methods of self-distillation share, with their defaults and checks.
 
 use augment::MultiCrop;
-use networks::mask::{MaskRule, SmallestBlock};
+use networks::mask::{BlockMasks, SmallestBlock};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -213,7 +213,7 @@ pub(super) fn check_bounds(values: Bounds<'_>) -> Result<(), String> {
 ///
 /// # Errors
 /// A message with the key.
-pub(super) fn check_masks(masks: &MaskRule, weight: f64) -> Result<(), String> {
+pub(super) fn check_masks(masks: &BlockMasks, weight: f64) -> Result<(), String> {
     let [low, high] = masks.ratio;
     check_bounds(&[
         ("masked_share", masks.masked_share, [0.0, 1.0]),

@@ -1,7 +1,7 @@
 //! The loss of a micro-batch, given the assignments of the batch.
 
 use burn_tensor::Tensor;
-use networks::features::{HeadOutputs, Outputs};
+use networks::outputs::{HeadOutputs, Outputs};
 use ranks::EngineError;
 use ranks::column_group::ColumnGroup;
 

@@ -3,10 +3,10 @@
 use augment::MultiCrop;
 use burn_tensor::{Device, Tensor, TensorData};
 use kernels::ops::unit_rows;
-use networks::features::Outputs;
 use networks::head::projection::Projection;
 use networks::head::unit_prototypes::UnitPrototypes;
 use networks::head::{Head, Reads};
+use networks::outputs::Outputs;
 use ranks::EngineError;
 use ranks::peers::Peers;
 

@@ -10,21 +10,23 @@
 //! for the views for which it is dropped, which saves their share of its time, if they are a tenth
 //! of the views or more.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use kernels::ops::{
-    apply_to_kept, attention, attention_weights, branch, in_f32, layer_norm, linear, mlp, rotate, swiglu,
+    KeptSequences, Lengths, SequenceFactors, apply_to_kept, attention, branch, class_attention, in_f32,
+    layer_norm, linear, mlp, rotate, swiglu,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::initial_weights::InitialWeights;
-use super::rope::Rope;
+use super::rope::{Rope, TokenRotation};
 use crate::draws::{DrawRules, DropRule};
-use crate::features::Features;
 use crate::params::ParamSpec;
 use crate::part_name::part_name;
+use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// The hidden layer of an MLP.
@@ -51,7 +53,7 @@ impl MlpKind {
 /// Attention and MLP, each after a norm and inside a residual branch; or one of them, as a part of
 /// the divided block.
 #[derive(Clone)]
-pub(in crate::backbone) struct Block {
+pub(crate) struct Block {
     /// Name of the undivided unit.
     pub name: String,
     /// Name of this part of a divided block, and index of its residual branch; absent in an
@@ -98,7 +100,7 @@ pub enum DropPathDepth {
 
 impl DropPathDepth {
     /// Returns the ratio of the rate of block `index` of `depth` to the rate of the last one.
-    pub(in crate::backbone) fn share(self, index: usize, depth: usize) -> f32 {
+    pub(crate) fn share(self, index: usize, depth: usize) -> f32 {
         match self {
             Self::Linear => index as f32 / (depth - 1).max(1) as f32,
             Self::Uniform => 1.0,
@@ -119,18 +121,41 @@ pub enum QkvBias {
     None,
 }
 
+/// A stream of tokens that passes through a block.
+struct Stream<'a> {
+    cx: &'a Context<'a>,
+    /// Lengths of the sequences.
+    lengths: Lengths,
+    /// Indices of the groups.
+    groups: Range<usize>,
+    /// Rotations of queries and keys; absent without rotary positions.
+    rotation: Option<TokenRotation>,
+}
+
+impl<'a> Stream<'a> {
+    fn new(block: &Block, tokens: &Tokens, first_group: usize, cx: &'a Context<'a>) -> Self {
+        let groups = first_group..first_group + tokens.groups.len();
+        let mut rotation = None;
+        if let Some(rope) = &block.rope {
+            rotation = Some(rope.rotation(tokens, cx.draws.coordinates.get(groups.clone())));
+        }
+        Self { cx, lengths: tokens.lengths(), groups, rotation }
+    }
+}
+
 impl Block {
-    /// Returns queries, keys and values of `x`, `[B·V, P + N, 3·D]`, where `features` of view group
-    /// `group` has the grid.
-    fn qkv(&self, cx: &Context<'_>, group: usize, features: &Features, x: Tensor<3>) -> Tensor<3> {
+    /// Returns queries, keys and values of the tokens `x` of the sequences `kept`, `[T, 3·D]`.
+    fn qkv(&self, stream: &Stream<'_>, x: Tensor<2>, kept: &KeptSequences) -> Tensor<2> {
+        let cx = stream.cx;
         let weight = cx.leaves.stored::<2>("attn.qkv.weight");
         let qkv = linear(cx.rounded(x), weight.clone(), self.qkv_bias(cx, &weight));
-        match &self.rope {
-            Some(rope) => {
-                let rotations = rope.rotations(features.grid, cx.draws.coordinates.get(group));
-                rotate(qkv, self.heads, &rotations)
+        let Some(TokenRotation { rotations, rows }) = &stream.rotation else { return qkv };
+        match &kept.tokens {
+            Some(tokens) => {
+                let kept_rows: Vec<u32> = tokens.iter().map(|token| rows[*token as usize]).collect();
+                rotate(qkv, self.heads, rotations, &kept_rows.into())
             }
-            None => qkv,
+            None => rotate(qkv, self.heads, rotations, rows),
         }
     }
 
@@ -147,12 +172,13 @@ impl Block {
         }
     }
 
-    fn attend(&self, cx: &Context<'_>, group: usize, features: &Features, x: Tensor<3>) -> Tensor<3> {
-        let x = attention(self.qkv(cx, group, features, x), self.heads);
-        linear(x, cx.leaves.stored("attn.proj.weight"), cx.leaves.bias("attn.proj.bias"))
+    fn attend(&self, stream: &Stream<'_>, x: Tensor<2>, kept: &KeptSequences) -> Tensor<2> {
+        let leaves = stream.cx.leaves;
+        let x = attention(self.qkv(stream, x, kept), &kept.lengths, self.heads);
+        linear(x, leaves.stored("attn.proj.weight"), leaves.bias("attn.proj.bias"))
     }
 
-    fn mlp(&self, cx: &Context<'_>, x: Tensor<3>) -> Tensor<3> {
+    fn mlp(&self, cx: &Context<'_>, x: Tensor<2>) -> Tensor<2> {
         let first = linear_params("mlp.fc1", cx);
         let second = linear_params("mlp.fc2", cx);
         match self.mlp {
@@ -166,22 +192,23 @@ impl Block {
         self.part.as_ref().is_none_or(|(_, branch)| *branch == index)
     }
 
-    /// Adds the residual branch `index`, which `f` computes, to the features `x` of view group
-    /// `group`, `[B·V, N, D]`.
+    /// Adds the residual branch `index`, which `f` computes, to the tokens `x` of `stream`, `[T, D]`.
     fn residual(
         &self,
-        cx: &Context<'_>,
-        group: usize,
+        stream: &Stream<'_>,
         index: usize,
-        x: Tensor<3>,
-        f: impl FnOnce(Tensor<3>) -> Tensor<3>,
-    ) -> Tensor<3> {
+        x: Tensor<2>,
+        f: impl FnOnce(Tensor<2>, &KeptSequences) -> Tensor<2>,
+    ) -> Tensor<2> {
+        let cx = stream.cx;
         let gain = cx.leaves.get(&format!("norm{}.weight", index + 1));
         let bias = cx.leaves.get(&format!("norm{}.bias", index + 1));
         let (h, skip) = branch(x, gain, bias, self.epsilon, cx.types.products);
         let scale = self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", index + 1)));
-        let factors = cx.draws.factors(group, index);
-        skip.join(apply_to_kept(h, factors, f), scale, factors)
+        let factors = cx.draws.factors(stream.groups.clone(), index);
+        let lengths = &stream.lengths;
+        let b = apply_to_kept(h, lengths, factors.as_deref(), f);
+        skip.join(b, scale, factors.as_deref().map(|factors| SequenceFactors { factors, lengths }))
     }
 
     /// Creates the part of the block that has only the residual branch `index`.
@@ -253,22 +280,22 @@ impl Unit for Block {
         params
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        groups
-            .into_iter()
-            .enumerate()
-            .map(|(group, features)| {
-                let mut x = features.x.clone();
-                if self.has(ATTENTION) {
-                    x = self.residual(cx, group, ATTENTION, x, |h| self.attend(cx, group, &features, h));
-                }
-                if self.has(MLP) {
-                    x = self.residual(cx, group, MLP, x, |h| self.mlp(cx, h));
-                }
-                features.with(x)
-            })
-            .collect::<Vec<_>>()
-            .into()
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
+        let mut first_group = 0;
+        for tokens in streams {
+            let stream = Stream::new(self, &tokens, first_group, cx);
+            first_group = stream.groups.end;
+            let mut x = tokens.x.clone();
+            if self.has(ATTENTION) {
+                x = self.residual(&stream, ATTENTION, x, |h, kept| self.attend(&stream, h, kept));
+            }
+            if self.has(MLP) {
+                x = self.residual(&stream, MLP, x, |h, _| self.mlp(cx, h));
+            }
+            outputs.push(tokens.with(x));
+        }
+        outputs.into()
     }
 
     /// Counts a graph that holds, per token:
@@ -314,14 +341,16 @@ impl Unit for Block {
         (costs.into_iter().sum(), groups.to_vec())
     }
 
-    fn attention(&self, features: &Features, cx: &Context<'_>) -> Option<Tensor<4>> {
+    fn class_attention(&self, tokens: &Tokens, cx: &Context<'_>) -> Option<Tensor<3>> {
         if !self.has(ATTENTION) {
             return None;
         }
         let gain = cx.leaves.get("norm1.weight");
         let bias = cx.leaves.get("norm1.bias");
-        let x = layer_norm(features.x.clone(), gain, bias, self.epsilon);
-        Some(attention_weights(self.qkv(cx, 0, features, x), self.heads))
+        let x = layer_norm(tokens.x.clone(), gain, bias, self.epsilon);
+        let stream = Stream::new(self, tokens, 0, cx);
+        let all = KeptSequences { lengths: stream.lengths.clone(), tokens: None };
+        Some(class_attention(self.qkv(&stream, x, &all), &all.lengths, self.heads))
     }
 
     fn draw_rules(&self) -> DrawRules {

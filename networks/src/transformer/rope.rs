@@ -13,49 +13,78 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use augment::ViewRng;
-use kernels::ops::Rotations;
+use kernels::ops::{Rotations, UNROTATED};
 
 use crate::draws::{CoordinateDraw, CoordinateRule};
+use crate::tokens::Tokens;
 
 /// Rotary positions of a backbone's blocks.
 #[derive(Debug)]
-pub(in crate::backbone) struct Rope {
+pub(crate) struct Rope {
     /// Base of the periods.
     base: f64,
     /// Channels of an attention head.
     d_head: usize,
     /// Changes of the coordinates in training.
     pub rule: CoordinateRule,
-    /// Rotations without changes, by grid; a run has a few grids.
-    plain: Mutex<HashMap<[usize; 2], Arc<Rotations>>>,
+    /// Rotations without changes, by the grids of a stream; a run has a few.
+    plain: Mutex<HashMap<Vec<[usize; 2]>, Arc<Rotations>>>,
+}
+
+/// Rotations of the tokens of a stream.
+pub(crate) struct TokenRotation {
+    /// Rotations of the cells of the grids of all groups, one after another.
+    pub(crate) rotations: Arc<Rotations>,
+    /// Row of the rotations of each token, or [`UNROTATED`].
+    pub(crate) rows: Arc<[u32]>,
 }
 
 impl Rope {
     /// Creates the positions of heads of `d_head` channels, a multiple of four.
-    pub(in crate::backbone) fn new(base: f64, d_head: usize, rule: CoordinateRule) -> Self {
+    pub(crate) fn new(base: f64, d_head: usize, rule: CoordinateRule) -> Self {
         Self { base, d_head, rule, plain: Mutex::default() }
     }
 
-    /// Returns the rotations of the cells of `grid`, whose coordinates are changed by `draw`.
-    pub(in crate::backbone) fn rotations(
-        &self,
-        grid: [usize; 2],
-        draw: Option<&CoordinateDraw>,
-    ) -> Arc<Rotations> {
-        if let Some(draw) = draw {
-            return Arc::new(rotations(grid, self.d_head, self.base, draw));
+    /// Returns the rotations of `tokens`, of which prefix tokens have none. The coordinates of each
+    /// group are changed by its draw, if there are any.
+    pub(crate) fn rotation(&self, tokens: &Tokens, draws: Option<&[CoordinateDraw]>) -> TokenRotation {
+        let grids: Vec<[usize; 2]> = tokens.groups.iter().map(|group| group.grid).collect();
+        let mut rows = Vec::new();
+        let mut first = 0;
+        for group in &tokens.groups {
+            group.for_each_cell(|cell| rows.push(cell.map_or(UNROTATED, |cell| first + cell as u32)));
+            first += group.n_grid_cells() as u32;
+        }
+        TokenRotation { rotations: self.rotations(&grids, draws), rows: rows.into() }
+    }
+
+    /// Returns the rotations of the cells of `grids`, one grid after another.
+    fn rotations(&self, grids: &[[usize; 2]], draws: Option<&[CoordinateDraw]>) -> Arc<Rotations> {
+        if let Some(draws) = draws {
+            return Arc::new(self.rotations_with(grids, draws));
         }
         // The map stays valid if a holder panics: an entry is inserted whole.
         let mut plain = self.plain.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let rotations = plain
-            .entry(grid)
-            .or_insert_with(|| Arc::new(rotations(grid, self.d_head, self.base, &CoordinateDraw::default())));
+        let rotations = plain.entry(grids.to_vec()).or_insert_with(|| {
+            Arc::new(self.rotations_with(grids, &vec![CoordinateDraw::default(); grids.len()]))
+        });
         Arc::clone(rotations)
+    }
+
+    /// Computes the rotations of the cells of `grids`, one grid after another.
+    fn rotations_with(&self, grids: &[[usize; 2]], draws: &[CoordinateDraw]) -> Rotations {
+        let mut all = Rotations { cos: Vec::new(), sin: Vec::new() };
+        for (grid, draw) in grids.iter().zip(draws) {
+            let Rotations { cos, sin } = rotations(*grid, self.d_head, self.base, draw);
+            all.cos.extend(cos);
+            all.sin.extend(sin);
+        }
+        all
     }
 }
 
 /// Computes the rotations of the cells of a grid, row by row, for heads of `d_head` channels.
-pub(in crate::backbone) fn rotations(
+pub(crate) fn rotations(
     [rows, columns]: [usize; 2],
     d_head: usize,
     base: f64,
@@ -104,7 +133,7 @@ impl CoordinateRule {
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
-    pub(in crate::backbone) fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), String> {
         if self.shift.is_some_and(|shift| !(0.0..=10.0).contains(&shift)) {
             return Err("model.rope_shift must lie in 0..=10".into());
         }

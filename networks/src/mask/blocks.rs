@@ -1,5 +1,4 @@
-//! Masks of patches, drawn before the step: a pure function of (seed, step, position in the global
-//! batch, view).
+//! Masks in blocks, in some of the views.
 //!
 //! ```text
 //! a share of the views of a batch is masked, each in about a part r of its cells
@@ -15,8 +14,7 @@
 
 use augment::ViewRng;
 
-/// Domain that separates the streams of masks from all others.
-const MASK_DOMAIN: u64 = 0x6d61_736b_0000_0000;
+use super::MASK_DOMAIN;
 
 /// Largest ratio of a block's sides.
 const ELONGATION: f64 = 1.0 / 0.3;
@@ -24,14 +22,9 @@ const ELONGATION: f64 = 1.0 / 0.3;
 /// Number of attempts to place a block.
 const N_ATTEMPTS: usize = 10;
 
-/// Number of images whose masks are drawn to count masked cells.
-const N_COUNTED_IMAGES: usize = 1024;
-
-/// Rule for the masks of the views of one size.
+/// Masks in blocks, in some of the views.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MaskRule {
-    /// Index of the size of views.
-    pub size: usize,
+pub struct BlockMasks {
     /// Share of the views that are masked.
     pub masked_share: f64,
     /// Smallest and largest share of a masked view's cells.
@@ -76,29 +69,9 @@ impl SmallestBlock {
     }
 }
 
-/// Number of masked cells of an image's views, counted in random masks: blocks fall short of the
-/// ratios, on small grids by a tenth.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MaskedCount {
-    /// Mean over images.
-    pub mean: f64,
-    /// Standard deviation over images.
-    pub deviation: f64,
-    /// Whether shares are spread over the views of a batch, so that all batches have about the same
-    /// number.
-    pub is_spread: bool,
-}
-
-/// Masked cells of the views of some images, in the order of their sequences.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MaskedCells {
-    /// Cells of each sequence, in ascending order.
-    pub cells: Vec<Vec<usize>>,
-}
-
 /// Sampler of the masks of a step.
-pub struct MaskSampler {
-    rule: MaskRule,
+pub(super) struct BlockSampler {
+    rule: BlockMasks,
     seed: u64,
     step: u64,
     /// Number of views of an image.
@@ -117,12 +90,12 @@ struct ViewRank {
     n_masked: usize,
 }
 
-impl MaskRule {
+impl BlockMasks {
     /// Checks that shares lie in 0..=1, and ratios in ascending order.
     ///
     /// # Errors
     /// Description of the invalid rule.
-    pub fn validate(&self) -> Result<(), String> {
+    pub(super) fn validate(&self) -> Result<(), String> {
         let [low, high] = self.ratio;
         let are_shares = (0.0..=1.0).contains(&self.masked_share) && 0.0 <= low && low <= high && high <= 1.0;
         if are_shares && self.smallest_block != SmallestBlock::Cells(0) {
@@ -132,43 +105,10 @@ impl MaskRule {
         }
     }
 
-    /// Counts the masked cells of an image's `n_views` views on a grid.
-    pub fn count(self, n_views: usize, grid: [usize; 2]) -> MaskedCount {
-        let n = N_COUNTED_IMAGES as f64;
-        let rows = self.at(0, 0, N_COUNTED_IMAGES, n_views, grid).rows(0..N_COUNTED_IMAGES as u64);
-        let views_by_image = rows.cells.chunks(n_views.max(1));
-        let counts: Vec<f64> =
-            views_by_image.map(|views| views.iter().map(Vec::len).sum::<usize>() as f64).collect();
-        let mean = counts.iter().sum::<f64>() / n;
-        let squares: f64 = counts.iter().map(|count| (count - mean).powi(2)).sum();
-        MaskedCount { mean, deviation: (squares / n).sqrt(), is_spread: self.spread != Spread::Independent }
-    }
-
-    /// Prepares the masks of `step` for `batch_size` images of `n_views` views each, on a grid of
-    /// cells.
-    pub fn at(
-        self,
-        seed: u64,
-        step: u64,
-        batch_size: usize,
-        n_views: usize,
-        grid: [usize; 2],
-    ) -> MaskSampler {
-        let n = batch_size * n_views;
-        let mut ranks = vec![None; n];
-        if self.spread != Spread::Independent {
-            let group_size = if self.group == 0 { n } else { self.group * n_views };
-            for (group, views) in ranks.chunks_mut(group_size.max(1)).enumerate() {
-                let n_masked = (views.len() as f64 * self.masked_share) as usize;
-                let mut shuffled: Vec<usize> = (0..views.len()).collect();
-                let mut rng = ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, group as u64]);
-                rng.shuffle(&mut shuffled);
-                for (index, view) in shuffled.into_iter().take(n_masked).enumerate() {
-                    views[view] = Some(ViewRank { index, n_masked });
-                }
-            }
-        }
-        MaskSampler { rule: self, seed, step, n_views, grid, ranks }
+    /// Returns whether shares are spread over the views of a batch, so that all batches have about
+    /// the same number of masked cells.
+    pub(super) fn is_spread(&self) -> bool {
+        self.spread != Spread::Independent
     }
 
     /// Returns the lower bound of part `index` of `n` equal parts of the range of ratios.
@@ -178,35 +118,35 @@ impl MaskRule {
     }
 }
 
-impl MaskedCount {
-    /// Returns the ratio of a high number of masked cells in `n_images` of a batch of `batch_size`
-    /// images to the mean number: two standard deviations above the mean, which one to five of a
-    /// hundred random masks exceed.
-    pub fn high_ratio(&self, n_images: f64, batch_size: f64) -> f64 {
-        // Spread shares are sampled from those of the batch without replacement.
-        let variance_factor = if self.is_spread { 1.0 - (n_images / batch_size).min(1.0) } else { 1.0 };
-        if self.mean > 0.0 {
-            1.0 + 2.0 * self.deviation / self.mean * (variance_factor / n_images).sqrt()
-        } else {
-            1.0
-        }
-    }
-}
-
-impl MaskSampler {
-    /// Draws the masked cells of the views of the images at `positions` of the global batch.
-    pub fn rows(&self, positions: impl Iterator<Item = u64>) -> MaskedCells {
-        let mut cells = Vec::new();
-        for position in positions {
-            for view in 0..self.n_views {
-                cells.push(self.cells(position, view));
+impl BlockSampler {
+    /// Prepares the masks of `step` for `batch_size` images of `n_views` views each.
+    pub(super) fn new(
+        rule: BlockMasks,
+        seed: u64,
+        step: u64,
+        batch_size: usize,
+        n_views: usize,
+        grid: [usize; 2],
+    ) -> Self {
+        let n = batch_size * n_views;
+        let mut ranks = vec![None; n];
+        if rule.is_spread() {
+            let group_size = if rule.group == 0 { n } else { rule.group * n_views };
+            for (group, views) in ranks.chunks_mut(group_size.max(1)).enumerate() {
+                let n_masked = (views.len() as f64 * rule.masked_share) as usize;
+                let mut shuffled: Vec<usize> = (0..views.len()).collect();
+                let mut rng = ViewRng::from_words([seed, MASK_DOMAIN ^ step, u64::MAX, group as u64]);
+                rng.shuffle(&mut shuffled);
+                for (index, view) in shuffled.into_iter().take(n_masked).enumerate() {
+                    views[view] = Some(ViewRank { index, n_masked });
+                }
             }
         }
-        MaskedCells { cells }
+        Self { rule, seed, step, n_views, grid, ranks }
     }
 
     /// Draws the masked cells of one view.
-    fn cells(&self, position: u64, view: usize) -> Vec<usize> {
+    pub(super) fn cells(&self, position: u64, view: usize) -> Vec<usize> {
         let words = [self.seed, MASK_DOMAIN ^ self.step, position, view as u64];
         let mut rng = ViewRng::from_words(words);
         let Some(ratio) = self.ratio(position as usize * self.n_views + view, &mut rng) else {
@@ -293,46 +233,14 @@ fn choose(rng: &mut ViewRng, mut cells: Vec<usize>, n: usize) -> Vec<usize> {
     cells
 }
 
-impl MaskedCells {
-    /// Returns the number of masked cells of all sequences.
-    pub fn n(&self) -> usize {
-        self.cells.iter().map(Vec::len).sum()
-    }
-
-    /// Returns the index of each masked cell in concatenated sequences of `n_prefix` + `n_cells`
-    /// tokens; the first token if no cell is masked, because a tensor needs a row.
-    pub fn tokens(&self, n_prefix: usize, n_cells: usize) -> Vec<usize> {
-        let mut tokens = Vec::with_capacity(self.n().max(1));
-        for (sequence, cells) in self.cells.iter().enumerate() {
-            let first = sequence * (n_prefix + n_cells) + n_prefix;
-            tokens.extend(cells.iter().map(|cell| first + cell));
-        }
-        if tokens.is_empty() {
-            tokens.push(0);
-        }
-        tokens
-    }
-
-    /// Returns the weight of each masked cell, in the order of [`MaskedCells::tokens`]: the inverse
-    /// of the number of masked cells of its sequence.
-    pub fn weights(&self) -> Vec<f32> {
-        self.cells.iter().flat_map(|cells| vec![1.0 / cells.len() as f32; cells.len()]).collect()
-    }
-
-    /// Concatenates the rows of several groups of sequences.
-    pub fn concat<'a>(parts: impl IntoIterator<Item = &'a MaskedCells>) -> MaskedCells {
-        MaskedCells { cells: parts.into_iter().flat_map(|rows| rows.cells.iter().cloned()).collect() }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mask::{MaskKind, MaskRule, MaskedCells};
     use proptest::prelude::*;
 
-    fn rule(spread: Spread) -> MaskRule {
-        MaskRule {
-            size: 0,
+    fn masks(spread: Spread) -> BlockMasks {
+        BlockMasks {
             masked_share: 0.5,
             ratio: [0.1, 0.5],
             spread,
@@ -341,10 +249,15 @@ mod tests {
         }
     }
 
+    fn rule(spread: Spread) -> MaskRule {
+        MaskRule { size: 0, kind: MaskKind::Blocks(masks(spread)) }
+    }
+
     /// Draws the masks of 512 images with two views each, over which shares are spread exactly in
     /// groups of `group` images.
     fn draw_in_groups(group: usize) -> MaskedCells {
-        MaskRule { group, ..rule(Spread::Exact) }.at(3, 5, 512, 2, [40, 40]).rows(0..512)
+        let kind = MaskKind::Blocks(BlockMasks { group, ..masks(Spread::Exact) });
+        MaskRule { size: 0, kind }.at(3, 5, 512, 2, [40, 40]).rows(0..512)
     }
 
     /// With exact shares, which are the upper bounds of their parts, smaller groups of views have
@@ -410,16 +323,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn tokens_are_numbered_over_sequences() {
-        let rows = MaskedCells { cells: vec![vec![0, 3], vec![], vec![2]] };
-        assert_eq!(rows.tokens(1, 4), [1, 4, 13]);
-        assert_eq!(rows.weights(), [0.5, 0.5, 1.0]);
-        let none = MaskedCells { cells: vec![vec![], vec![]] };
-        assert_eq!((none.tokens(1, 4), none.weights(), none.n()), (vec![0], vec![], 0));
-        assert_eq!(MaskedCells::concat([&rows, &none]).cells.len(), 5);
-    }
-
     /// Half of the views are masked, and close to 30 % of their cells on average.
     #[test]
     fn the_masked_share_is_close_to_the_rule() {
@@ -451,7 +354,7 @@ mod tests {
             assert!((20..=110).contains(&n_above), "{spread:?}, {n_images} images: {n_above} of 2000");
         }
         assert_eq!(rule(Spread::Even).count(2, [8, 8]).high_ratio(32.0, 32.0), 1.0);
-        let none = MaskRule { masked_share: 0.0, ..rule(Spread::Even) };
-        assert_eq!(none.count(2, [8, 8]).high_ratio(8.0, 32.0), 1.0);
+        let kind = MaskKind::Blocks(BlockMasks { masked_share: 0.0, ..masks(Spread::Even) });
+        assert_eq!(MaskRule { size: 0, kind }.count(2, [8, 8]).high_ratio(8.0, 32.0), 1.0);
     }
 }

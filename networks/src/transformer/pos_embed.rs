@@ -18,18 +18,19 @@ pub enum Positions {
     Rope,
 }
 
-/// Resamples the rows of patches in `embedding` of `[1 + from², width]` from one square grid to
-/// another, of side `to`; the first row is copied.
-pub(in crate::backbone) fn resample(
+/// Resamples the rows of patches in `embedding` of `[n_before + from², width]` from one square grid
+/// to another, of side `to`; the first `n_before` rows are copied.
+pub(crate) fn resample(
     embedding: &[f32],
     width: usize,
+    n_before: usize,
     from: usize,
     to: usize,
     resampling: Resampling,
 ) -> Vec<f32> {
-    let (class, patches) = embedding.split_at(width);
+    let (before, patches) = embedding.split_at(n_before * width);
     let weights = matrix(from, [to; 2], resampling);
-    let mut out = class.to_vec();
+    let mut out = before.to_vec();
     for row in weights.chunks_exact(from * from) {
         let start = out.len();
         out.resize(start + width, 0.0);

@@ -25,7 +25,7 @@ pub enum Initialization {
 
 /// A rule for initial weights with its standard deviation.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(in crate::backbone) struct InitialWeights {
+pub(crate) struct InitialWeights {
     /// The rule.
     pub rule: Initialization,
     /// Standard deviation of truncated normal numbers.
@@ -39,7 +39,7 @@ impl InitialWeights {
     ///
     /// # Errors
     /// A message with the key and what is wrong with it.
-    pub(in crate::backbone) fn validate(&self) -> Result<(), String> {
+    pub(crate) fn validate(&self) -> Result<(), String> {
         for (key, std) in [("init_std", Some(self.std)), ("token_std", self.token_std)] {
             if let Some(std) = std.filter(|std| !(0.0..=1.0).contains(std)) {
                 return Err(format!("model.{key} {std} must lie in 0..=1"));
@@ -49,7 +49,7 @@ impl InitialWeights {
     }
 
     /// Returns the initial values of a matrix from `inputs` to `outputs` channels.
-    pub(in crate::backbone) fn matrix(self, outputs: usize, inputs: usize) -> Init {
+    pub(crate) fn matrix(self, outputs: usize, inputs: usize) -> Init {
         match self.rule {
             Initialization::TruncNormal => Init::TruncNormal(self.std),
             Initialization::Xavier => Init::Uniform((6.0 / (outputs + inputs) as f32).sqrt()),
@@ -58,7 +58,7 @@ impl InitialWeights {
 
     /// Returns the initial values of weight and bias of the projection of patches of `inputs`
     /// numbers to `outputs` channels.
-    pub(in crate::backbone) fn patches(self, outputs: usize, inputs: usize) -> [Init; 2] {
+    pub(crate) fn patches(self, outputs: usize, inputs: usize) -> [Init; 2] {
         match self.rule {
             // timm draws convolutions like PyTorch: uniform in ±1/√fan_in.
             Initialization::TruncNormal => [Init::Uniform(1.0 / (inputs as f32).sqrt()); 2],
@@ -67,7 +67,7 @@ impl InitialWeights {
     }
 
     /// Returns the initial values of the class token.
-    pub(in crate::backbone) fn class_token(self) -> Init {
+    pub(crate) fn class_token(self) -> Init {
         match (self.token_std, self.rule) {
             (Some(std), _) => Init::Normal(std),
             (None, Initialization::TruncNormal) => Init::TruncNormal(self.std),
@@ -76,7 +76,7 @@ impl InitialWeights {
     }
 
     /// Returns the initial values of registers.
-    pub(in crate::backbone) fn registers(self) -> Init {
+    pub(crate) fn registers(self) -> Init {
         self.token_std.map_or(Init::TruncNormal(self.std), Init::Normal)
     }
 }

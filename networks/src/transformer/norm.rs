@@ -8,15 +8,17 @@ use burn_tensor::Tensor;
 use kernels::ops::layer_norm;
 
 use crate::backbone::Readout;
-use crate::features::Features;
 use crate::params::ParamSpec;
+use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Name of the norm of the smaller views' class token and registers.
 const LOCAL: &str = "local_class";
 
 /// The last layer norm.
-pub(in crate::backbone) struct Norm {
+pub(crate) struct Norm {
+    /// Name of the unit.
+    pub name: String,
     /// Channels of a token.
     pub width: usize,
     /// Tokens that leave the network.
@@ -28,24 +30,32 @@ pub(in crate::backbone) struct Norm {
 }
 
 impl Norm {
-    /// Normalizes the tokens of `group`, whose index is `index`.
-    fn normalize(&self, index: usize, group: &Features, cx: &Context<'_>) -> Tensor<3> {
-        let x = group.x.clone();
-        if index == 0 || !self.has_local {
-            return self.layer_norm(x, "", cx);
+    /// Normalizes all tokens of `tokens`, whose first group has the index `first_group`.
+    fn normalize(&self, first_group: usize, tokens: &Tokens, cx: &Context<'_>) -> Tensor<2> {
+        if !self.has_local {
+            return self.layer_norm(tokens.x.clone(), "", cx);
         }
-        let [b, n, d] = x.dims();
-        let p = group.n_prefix;
-        let prefix = self.layer_norm(x.clone().slice([0..b, 0..p, 0..d]), &format!("{LOCAL}."), cx);
-        if p == n {
-            return prefix;
+        let mut parts = Vec::with_capacity(tokens.groups.len());
+        for (index, group) in tokens.split_groups().into_iter().enumerate() {
+            if first_group + index == 0 {
+                parts.push(self.layer_norm(group.x, "", cx));
+                continue;
+            }
+            let x = group.by_sequence();
+            let [b, n, d] = x.dims();
+            let p = group.only_group().n_prefix;
+            let mut normalized =
+                vec![self.layer_norm(x.clone().slice([0..b, 0..p, 0..d]), &format!("{LOCAL}."), cx)];
+            if p < n {
+                normalized.push(self.layer_norm(x.slice([0..b, p..n, 0..d]), "", cx));
+            }
+            parts.push(Tensor::cat(normalized, 1).reshape([b * n, d]));
         }
-        let patches = self.layer_norm(x.slice([0..b, p..n, 0..d]), "", cx);
-        Tensor::cat(vec![prefix, patches], 1)
+        if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 0) }
     }
 
     /// Applies the layer norm whose parameters have names with `prefix`.
-    fn layer_norm(&self, x: Tensor<3>, prefix: &str, cx: &Context<'_>) -> Tensor<3> {
+    fn layer_norm<const D: usize>(&self, x: Tensor<D>, prefix: &str, cx: &Context<'_>) -> Tensor<D> {
         let gain = cx.leaves.get(&format!("{prefix}weight"));
         let bias = cx.leaves.get(&format!("{prefix}bias"));
         layer_norm(x, gain, bias, self.epsilon)
@@ -54,7 +64,7 @@ impl Norm {
 
 impl Unit for Norm {
     fn name(&self) -> &str {
-        "norm"
+        &self.name
     }
 
     fn params(&self) -> Vec<ParamSpec> {
@@ -69,19 +79,23 @@ impl Unit for Norm {
         params
     }
 
-    fn forward(&self, _: usize, groups: Vec<Features>, cx: &Context<'_>) -> StageOutput {
-        groups
-            .iter()
-            .enumerate()
-            .map(|(index, group)| {
-                let selected = match self.readout {
-                    Readout::Pooled => group.pooled(),
-                    Readout::All => group.clone(),
-                };
-                selected.with(self.normalize(index, &selected, cx))
-            })
-            .collect::<Vec<_>>()
-            .into()
+    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        let mut outputs = Vec::with_capacity(streams.len());
+        let mut first_group = 0;
+        for tokens in &streams {
+            let has_prefix = tokens.groups.iter().all(|group| group.n_prefix > 0);
+            outputs.push(match self.readout {
+                Readout::All => tokens.with(self.normalize(first_group, tokens, cx)),
+                Readout::Pooled if has_prefix => {
+                    let pooled = tokens.pooled();
+                    pooled.with(self.normalize(first_group, &pooled, cx))
+                }
+                // A mean is taken over normalized cells.
+                Readout::Pooled => tokens.with(self.normalize(first_group, tokens, cx)).pooled(),
+            });
+            first_group += tokens.groups.len();
+        }
+        outputs.into()
     }
 
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {

@@ -1,0 +1,17 @@
+//! Masks of patches, drawn before the step: a pure function of (seed, step, position in the global
+//! batch, view).
+
+mod blocks;
+mod cells;
+mod random;
+mod rule;
+mod targets;
+
+pub use blocks::{BlockMasks, SmallestBlock, Spread};
+pub use cells::{MaskedCells, Masking};
+pub use random::RandomMasks;
+pub use rule::{MaskKind, MaskRule, MaskSampler, MaskedCount};
+pub use targets::TargetMasks;
+
+/// Domain that separates the streams of masks from all others.
+const MASK_DOMAIN: u64 = 0x6d61_736b_0000_0000;
