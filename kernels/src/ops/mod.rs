@@ -51,6 +51,7 @@ mod sequence;
 mod shared;
 mod swiglu;
 pub mod tally;
+mod threads;
 mod total;
 mod unit_rows;
 mod waves;
