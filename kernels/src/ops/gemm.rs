@@ -1,6 +1,7 @@
 //! Matrix products of strided slices. This is the only module that calls the `gemm` crate.
 
 use super::tally::{self, Product};
+use super::threads::product_threads;
 
 /// A matrix inside a slice, described by its strides.
 #[derive(Debug, Clone, Copy)]
@@ -120,9 +121,9 @@ unsafe fn call<T: Element>(
         transposed: [a.col_stride > 1, b.col_stride > 1],
         adds: keep != T::default(),
         bf16: false,
-        n_threads: rayon::current_num_threads(),
+        n_threads: product_threads(),
     });
-    let parallelism = match rayon::current_num_threads() {
+    let parallelism = match product_threads() {
         1 => gemm::Parallelism::None,
         _ => gemm::Parallelism::Rayon(0),
     };

@@ -52,6 +52,7 @@ mod sequence;
 mod shared;
 mod swiglu;
 pub mod tally;
+mod threads;
 mod total;
 mod unit_rows;
 mod waves;

@@ -35,6 +35,7 @@ use rayon::prelude::*;
 use super::gemm::{self, Mat, gemm};
 use super::number::{Number, nearest};
 use super::tally::{self, Product};
+use super::threads::product_threads;
 use buffers::{CHUNK_ROWS, COLUMN_PANELS, DEPTH, PANEL_BYTES, ROW_PANELS, resize_to_overwrite};
 use pack::pack_rows;
 use tile::{COLUMNS, ROWS, Tile, VECTORS, multiply};
@@ -186,7 +187,7 @@ impl Sums<'_> {
             transposed: [a.col_stride > 1, b.col_stride > 1],
             adds: !matches!(self.start, Start::Zero),
             bf16: true,
-            n_threads: rayon::current_num_threads(),
+            n_threads: product_threads(),
         });
     }
 
@@ -216,7 +217,7 @@ impl Sums<'_> {
         out_stride: usize,
     ) {
         let [m, k, n] = self.mkn;
-        let n_threads = if m * k * n < SMALL { 1 } else { rayon::current_num_threads() };
+        let n_threads = if m * k * n < SMALL { 1 } else { product_threads() };
         let chunk_rows = CHUNK_ROWS.min(m.div_ceil(n_threads)).next_multiple_of(ROWS);
         let mut columns = COLUMN_PANELS.take();
         for first in (0..k.max(1)).step_by(DEPTH) {

@@ -14,6 +14,7 @@ use super::buffers::COLUMN_PANELS;
 use super::tile::{ROWS, Runs, Tile, VECTORS, multiply_runs};
 use super::{Block, CHUNK_ROWS, Mat, SMALL, Start, Sums, for_each_chunk};
 use crate::ops::number::Number;
+use crate::ops::threads::product_threads;
 
 /// Sizes of a product of runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +53,7 @@ pub(in crate::ops) fn product_of_runs<'a, B: Number, O: Number>(
     let k = n_runs * len;
     let sums = Sums { mkn: [m, k, n], scale: 1.0, start };
     sums.note(Mat { data: missing, row_stride: k, col_stride: 1 }, b);
-    let n_threads = if m * k * n < SMALL { 1 } else { rayon::current_num_threads() };
+    let n_threads = if m * k * n < SMALL { 1 } else { product_threads() };
     let chunk_rows = CHUNK_ROWS.min(m.div_ceil(n_threads)).next_multiple_of(ROWS);
     let out = &mut out[..(m - 1) * out_stride + n];
     let mut columns = COLUMN_PANELS.take();
