@@ -13,7 +13,7 @@
 // Number of the thread, like THREAD, but read where it is called.
 INLINE unsigned read_thread() {
     unsigned thread;
-    asm volatile("mov.u32 %0, %tid.x;" : "=r"(thread));
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }
 
