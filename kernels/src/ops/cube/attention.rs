@@ -96,20 +96,17 @@ impl StreamAttention {
         join_runs(gradients)
     }
 
-    /// Returns the sequences of each run that has tokens, `[sequences, length, width]`, of rows of
-    /// `[T, width]`.
+    /// Returns the sequences of each run, `[sequences, length, width]`, of rows of `[T, width]`.
     fn split_runs(&self, rows: &CubeTensor) -> Vec<CubeTensor> {
         let width = rows.meta.shape()[1];
-        let mut runs = Vec::new();
+        let mut runs = Vec::with_capacity(self.lengths.runs().len());
         let mut start = 0;
         for run in self.lengths.runs() {
-            let end = start + run.n_sequences * run.length;
-            if start < end {
-                let ranges = [(start..end).into(), (0..width).into()];
-                let part = CubeBackend::float_slice(rows.clone(), &ranges);
-                let shape = [run.n_sequences, run.length, width];
-                runs.push(CubeBackend::float_reshape(part, shape.into()));
-            }
+            let end = start + run.n_tokens();
+            let ranges = [(start..end).into(), (0..width).into()];
+            let part = CubeBackend::float_slice(rows.clone(), &ranges);
+            let shape = [run.n_sequences, run.length, width];
+            runs.push(CubeBackend::float_reshape(part, shape.into()));
             start = end;
         }
         runs

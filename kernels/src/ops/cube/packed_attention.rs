@@ -70,7 +70,7 @@ pub(super) fn forward(qkv: &CubeTensor, n_heads: usize, lengths: &Lengths) -> Op
     let client = &qkv.client;
     let width = qkv.meta.shape()[1] / 3;
     let is_supported = qkv.dtype == DType::BF16 && AttentionKernels::supports(width / n_heads);
-    if !is_supported || !product_kernels::library_is_chosen() || !is_cuda(client) || lengths.n_tokens() == 0 {
+    if !is_supported || !product_kernels::library_is_chosen() || !is_cuda(client) {
         return None;
     }
     assert_eq!(qkv.meta.shape()[0], lengths.n_tokens(), "a row for each token");
@@ -79,7 +79,7 @@ pub(super) fn forward(qkv: &CubeTensor, n_heads: usize, lengths: &Lengths) -> Op
     let size = size(Pass::Forward, &qkv, n_heads, lengths);
     let kernels = SIZES.plan(client, &size, || AttentionKernels::for_client(client, size.d_head))?;
     SIZES.check_if_due(client, &size, || {
-        let sequences = sequences(lengths);
+        let sequences: Vec<Range<usize>> = lengths.ranges().collect();
         let seed = product_kernels::check_number();
         let subject = Subject { qkv: &qkv, sequences: &sequences, n_heads, seed };
         check_forward(&subject, &|outputs: &Outputs| {
@@ -114,10 +114,10 @@ pub(super) fn backward(
     let kernels = SIZES.plan(client, &size, || AttentionKernels::for_client(client, size.d_head))?;
     let totals_bytes = n_heads * qkv.n_rows * TOTALS_BYTES;
     SIZES.check_if_due(client, &size, || {
-        let sequences = sequences(lengths);
+        let sequences: Vec<Range<usize>> = lengths.ranges().collect();
         let seed = product_kernels::check_number();
         let subject = Subject { qkv, sequences: &sequences, n_heads, seed };
-        check_backward(&subject, &grad, &|out: &CubeTensor| {
+        check_backward(&subject, &attended.y, &grad, &|out: &CubeTensor| {
             let totals = client.empty(totals_bytes);
             let buffers = backward_buffers(attended, &grad, out, totals);
             let accepted = kernels.try_backward(client, &packed, buffers);
@@ -157,19 +157,6 @@ fn packed(n_heads: usize, lengths: &Lengths) -> Packed {
         sequences.push(EqualSequences { n: run.n_sequences, length: run.length });
     }
     Packed { sequences, n_heads }
-}
-
-/// Returns the rows of each sequence that has any.
-fn sequences(lengths: &Lengths) -> Vec<Range<usize>> {
-    let mut sequences = Vec::with_capacity(lengths.n_sequences());
-    let mut start = 0;
-    for run in lengths.runs().iter().filter(|run| run.length > 0) {
-        for _ in 0..run.n_sequences {
-            sequences.push(start..start + run.length);
-            start += run.length;
-        }
-    }
-    sequences
 }
 
 fn forward_buffers(qkv: &Rows, y: &CubeTensor, logs: &CubeTensor) -> Forward {
