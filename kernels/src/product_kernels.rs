@@ -1,9 +1,10 @@
-//! Kernels that multiply matrices on a GPU, and results of checks of them.
+//! Kernels that multiply matrices or compute attention on a GPU, and results of checks of them.
 //!
-//! The order of preference is cuBLASLt, CubeCL's kernels, Burn's. A product falls back to the next
-//! of these if the library is missing, if it has no algorithm for the size, or if a check of its
-//! results fails. Every size is checked when it is first used (`ops::cube::check`), and single
-//! products are checked again during a run, on the run's data.
+//! The order of preference is cuBLASLt, CubeCL's kernels, Burn's, and for attention Ocelli's own
+//! kernels for NVIDIA GPUs, then products. An operation falls back to the next of these if the
+//! library is missing, if there is no kernel for the size, or if a check of its results fails. Every
+//! size is checked when it is first used (`ops::cube::check`), and single operations, which are
+//! called products below, are checked again during a run, on the run's data.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
@@ -32,7 +33,7 @@ pub enum KernelsError {
     },
 }
 
-/// A size of products, its kernel, and the results of its checks.
+/// A size of products or of attention, its kernel, and the results of its checks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProductReport {
     /// Size, types and layout in words: `25216 x 384 x 1152 bf16`.
@@ -107,13 +108,14 @@ impl State {
         }
     }
 
-    /// Returns the state after a check of the size, which is called `size` in messages.
+    /// Returns the state after a check of the size, which is called `size` in messages, and its
+    /// kernels `by`.
     ///
     /// # Errors
     /// Description of the fault, if the size is to be computed by the next kernels in order of
     /// preference. If results of it have been used that may have been wrong, the fault is recorded
     /// for [`wrong`] as well; otherwise a notice is added.
-    pub(crate) fn after_check(self, finding: Finding, size: &str) -> Result<Self, String> {
+    pub(crate) fn after_check(self, finding: Finding, by: &str, size: &str) -> Result<Self, String> {
         let fault = match finding {
             Finding::Right(worst) => return Ok(Self::Right { worst, check: check_number() }),
             Finding::Inconclusive => return Ok(self),
@@ -122,19 +124,19 @@ impl State {
         match self {
             Self::Right { check, .. } => {
                 record_wrong(
-                    format!("cuBLASLt computed {size} correctly before, but no longer does: {fault}"),
+                    format!("{by} computed {size} correctly before, but no longer does: {fault}"),
                     check,
                 );
             }
             // Results whose checks were inconclusive have been used.
             Self::Unchecked(n_uses) if n_uses > FIRST_USES => {
                 record_wrong(
-                    format!("cuBLASLt computes {size} incorrectly, which was not checked before: {fault}"),
+                    format!("{by} computes {size} incorrectly, which was not checked before: {fault}"),
                     0,
                 );
             }
             Self::Unchecked(_) => {
-                notice(format!("cuBLASLt computes {size} incorrectly; using CubeCL's kernel: {fault}"));
+                notice(format!("{by} computes {size} incorrectly; using CubeCL's kernel: {fault}"));
             }
         }
         Err(fault)
@@ -270,18 +272,18 @@ mod tests {
         let wrong_row = Finding::Wrong("row 3 is wrong".into());
         let first = State::Unchecked(1);
         assert!(first.is_due() && !State::Unchecked(7).is_due() && State::Unchecked(8).is_due());
-        assert_eq!(first.after_check(Finding::Inconclusive, "[2, 2] · [2, 2]"), Ok(first));
-        assert!(first.after_check(wrong_row.clone(), "[2, 2] · [2, 2]").is_err());
+        assert_eq!(first.after_check(Finding::Inconclusive, "cuBLASLt", "[2, 2] · [2, 2]"), Ok(first));
+        assert!(first.after_check(wrong_row.clone(), "cuBLASLt", "[2, 2] · [2, 2]").is_err());
         let notices = notices();
         assert!(notices.iter().any(|notice| notice.contains("[2, 2] · [2, 2] incorrectly")), "{notices:?}");
         assert_eq!(wrong(), None, "no result of it was used");
 
-        let state = first.after_check(Finding::Right(0.2), "[4, 4] · [4, 4]").expect("right");
+        let state = first.after_check(Finding::Right(0.2), "cuBLASLt", "[4, 4] · [4, 4]").expect("right");
         let State::Right { check, .. } = state else { panic!("{state:?}") };
         assert!(!state.is_due());
         // An inconclusive check, for want of memory, does not change the state.
-        assert_eq!(state.after_check(Finding::Inconclusive, "[4, 4] · [4, 4]"), Ok(state));
-        assert!(state.after_check(wrong_row, "[4, 4] · [4, 4]").is_err());
+        assert_eq!(state.after_check(Finding::Inconclusive, "cuBLASLt", "[4, 4] · [4, 4]"), Ok(state));
+        assert!(state.after_check(wrong_row, "cuBLASLt", "[4, 4] · [4, 4]").is_err());
         let product = wrong().expect("a wrong product");
         assert_eq!(product.last_right, check);
         assert!(product.what.contains("but no longer does: row 3"), "{}", product.what);

@@ -160,12 +160,15 @@ fn number_before(line: &str, words: &str) -> u32 {
 }
 
 /// Returns our kernel from which `entry` was compiled, if any: CubeCL adds types and a hash to its
-/// name.
+/// name, unless it is in CUDA C++.
 fn our_name(entry: &str) -> Option<&'static str> {
     static OURS: std::sync::OnceLock<Vec<String>> = std::sync::OnceLock::new();
     let ours = OURS.get_or_init(our_kernels);
     ours.iter()
-        .filter(|kernel| entry.strip_prefix(kernel.as_str()).is_some_and(|rest| rest.starts_with('_')))
+        .filter(|kernel| {
+            let rest = entry.strip_prefix(kernel.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        })
         .max_by_key(|kernel| kernel.len())
         .map(String::as_str)
 }
@@ -190,9 +193,11 @@ fn our_kernels() -> Vec<String> {
         }
     }
     // Kernels in CUDA C++.
-    let update = std::fs::read_to_string(root.join("kernels/src/native/update.cu")).unwrap();
-    let names = update.split("\nKERNEL(").skip(1).filter_map(|rest| rest.split(',').next());
-    kernels.extend(names.map(str::to_string));
+    for source in ["update.cu", "attention.cu"] {
+        let source = std::fs::read_to_string(root.join("kernels/src/native").join(source)).unwrap();
+        let names = source.split("\nKERNEL(").skip(1).filter_map(|rest| rest.split(',').next());
+        kernels.extend(names.map(str::to_string));
+    }
     assert!(kernels.iter().any(|name| name == "clip_factors") && kernels.len() > 8, "{kernels:?}");
     kernels
 }

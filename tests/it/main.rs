@@ -18,6 +18,8 @@ mod browser;
 mod channels;
 /// Comparison of images with others, in parts.
 mod comparison_parts;
+/// Kernels for NVIDIA GPUs, run on the CPU.
+mod cuda_attention;
 /// Every kernel of a step, compiled for NVIDIA GPUs without one.
 #[cfg(feature = "cuda")]
 mod cuda_kernels;

@@ -162,11 +162,7 @@ impl Library {
                 "libcublasLt.so (of CUDA 12 or 13) is not in the library path (LD_LIBRARY_PATH)".into()
             );
         }
-        let capability = compute_capability(client.service_id().device.index_id)?;
-        if capability.0 < OLDEST_CAPABILITY {
-            let (major, minor) = capability;
-            return Err(format!("the GPU has compute capability {major}.{minor}; 8.0 or later is needed"));
-        }
+        check_capability(client)?;
         // cudarc panics if the library lacks one of the functions.
         let version = catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: the function has no arguments and no conditions.
@@ -202,6 +198,18 @@ pub(crate) fn version_name(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
+/// Checks that the device has matrix instructions for bf16.
+///
+/// # Errors
+/// A message in one line, if the GPU is too old.
+pub(super) fn check_capability(client: &Client) -> Result<(), String> {
+    let (major, minor) = compute_capability(client.service_id().device.index_id)?;
+    if major < OLDEST_CAPABILITY {
+        return Err(format!("the GPU has compute capability {major}.{minor}; 8.0 or later is needed"));
+    }
+    Ok(())
+}
+
 pub(super) fn compute_capability(device: u16) -> Result<(i32, i32), String> {
     use cudarc::driver::sys::CUdevice_attribute as Attribute;
     let major = device_attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
@@ -219,7 +227,7 @@ fn device_attribute(device: u16, attribute: cudarc::driver::sys::CUdevice_attrib
 }
 
 /// Returns the first line of an error of CubeCL, which is followed by its causes and a backtrace.
-fn first_line(error: &ServerError) -> String {
+pub(super) fn first_line(error: &ServerError) -> String {
     error.to_string().lines().next().unwrap_or_default().trim_end_matches(':').to_string()
 }
 

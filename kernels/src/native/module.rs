@@ -14,6 +14,18 @@ use cudarc::nvrtc::safe::{CompileOptions, compile_ptx_with_opts};
 use super::cublaslt::compute_capability;
 use super::stream::{self, Stream};
 
+/// Definitions, for CUDA, of the macros in capitals that all sources use.
+pub(super) const CUDA_MACROS: &str = "\
+#define KERNEL(name, type, job) extern \"C\" __global__ void name(const __grid_constant__ type job)
+#define DEVICE __device__ static
+#define SHARED __shared__
+#define BLOCK blockIdx.x
+#define THREAD threadIdx.x
+#define BARRIER __syncthreads
+#define ALL(condition) __syncthreads_and(condition)
+#define BITS(value) __float_as_uint(value)
+";
+
 /// Kernels of one source file, on one device. They remain loaded until the process ends.
 #[derive(Debug)]
 pub(super) struct Module<const N: usize> {

@@ -23,24 +23,12 @@ use burn_tensor::{DType, Tensor};
 use cubecl_common::device::DeviceId;
 use cubecl_runtime::server::Handle;
 
-use super::module::{Grid, Module};
+use super::module::{CUDA_MACROS, Grid, Module};
 use super::stream::{self, Stream, is_cuda};
 use crate::product_kernels;
 
 /// Source of the kernels, without the definitions of the macros in capitals.
 const SOURCE: &str = include_str!("update.cu");
-
-/// Definitions of the macros in capitals for CUDA.
-const CUDA_MACROS: &str = "\
-#define KERNEL(name, type, job) extern \"C\" __global__ void name(const __grid_constant__ type job)
-#define DEVICE __device__ static
-#define SHARED __shared__
-#define BLOCK blockIdx.x
-#define THREAD threadIdx.x
-#define BARRIER __syncthreads
-#define ALL(condition) __syncthreads_and(condition)
-#define BITS(value) __float_as_uint(value)
-";
 
 const NAMES: [&str; 3] = ["sum_squares", "clip_factors", "adam_w_units"];
 const SUM_SQUARES: usize = 0;

@@ -40,10 +40,11 @@ pub fn choose_kernels(kernels: Kernels, device: &Device) -> Result<String, Kerne
     Ok("cubecl-0.11.3".into())
 }
 
-/// Returns a report on every size of product that this process has computed on a GPU.
+/// Returns a report on every size of product and of attention that this process has computed on a
+/// GPU, unless CubeCL's kernels were chosen.
 pub fn product_reports() -> Vec<ProductReport> {
     #[cfg(feature = "cuda")]
-    return super::cube::library_reports();
+    return [super::cube::library_reports(), super::cube::attention_reports()].concat();
     #[cfg(not(feature = "cuda"))]
     Vec::new()
 }

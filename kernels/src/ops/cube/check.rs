@@ -1,4 +1,5 @@
-//! Checks of matrix products, so that wrong kernels do not go unnoticed in training.
+//! Checks of matrix products, so that wrong kernels do not go unnoticed in training; those of
+//! attention are in [`attention`].
 //!
 //! ```text
 //! C · r = A · (B · r) [+ Σ_j bias_j r_j]        r [N] of ±1: errors of rows
@@ -10,6 +11,8 @@
 //! changes the sums of its row and of its column. In addition, the result is filled with NaN before
 //! it is computed, so that elements that are not written are detected; guard words before and after
 //! it must remain unchanged; and a second run must be bit-identical.
+
+pub(super) mod attention;
 
 use burn_backend::ops::FloatTensorOps;
 use burn_cubecl::CubeBackend;
@@ -109,9 +112,14 @@ pub(super) fn check(
     dtype: DType,
     run: &dyn Fn(&Target, Effect) -> Result<(), RunError>,
 ) -> Finding {
-    let first = Guarded::new(a, b, epilogue, dtype);
-    let second = Guarded::new(a, b, epilogue, dtype);
-    for target in [&first.target, &second.target] {
+    let rank = a.meta.num_dims();
+    let mut shape: Vec<usize> = a.meta.shape().iter().copied().collect();
+    shape[rank - 1] = b.meta.shape()[rank - 1];
+    let first = Guarded::new(a, &shape, dtype);
+    let second = Guarded::new(a, &shape, dtype);
+    let first_target = first.target(epilogue);
+    let second_target = second.target(epilogue);
+    for target in [&first_target, &second_target] {
         if let Err(error) = run(target, Effect::Write) {
             return error.into_finding();
         }
@@ -123,16 +131,16 @@ pub(super) fn check(
         Ok(Some(fault)) => return Finding::Wrong(fault),
         Err(_) => return Finding::Inconclusive,
     }
-    let finding = compare(a, b, epilogue, &first.target, 1.0);
+    let finding = compare(a, b, epilogue, &first_target, 1.0);
     let supports_addition = dtype == DType::F32 && !matches!(epilogue, EpilogueTensor::Bias(_));
     if !matches!(finding, Finding::Right(_)) || !supports_addition {
         return finding;
     }
     // The gradient of a weight is added to the gradient of an earlier use.
-    if let Err(error) = run(&first.target, Effect::Add) {
+    if let Err(error) = run(&first_target, Effect::Add) {
         return error.into_finding();
     }
-    match compare(a, b, epilogue, &first.target, 2.0) {
+    match compare(a, b, epilogue, &first_target, 2.0) {
         Finding::Wrong(fault) => Finding::Wrong(format!("added to itself, {fault}")),
         _ => finding,
     }
@@ -152,25 +160,48 @@ impl RunError {
 struct Guarded {
     /// All words, including the guards.
     words: CubeTensor,
-    target: Target,
+    /// The result, contiguous.
+    out: CubeTensor,
 }
 
 impl Guarded {
-    /// Allocates a result and fills it with NaN.
-    fn new(a: &CubeTensor, b: &CubeTensor, epilogue: &EpilogueTensor, dtype: DType) -> Self {
-        let rank = a.meta.num_dims();
-        let mut shape: Vec<usize> = a.meta.shape().iter().copied().collect();
-        shape[rank - 1] = b.meta.shape()[rank - 1];
+    /// Allocates a result of `shape` on the device of `like`, and fills it with NaN.
+    fn new(like: &CubeTensor, shape: &[usize], dtype: DType) -> Self {
         let n_words = (shape.iter().product::<usize>() * dtype.size()).div_ceil(4);
-        let words = poisoned(a, n_words + 2 * GUARD_WORDS);
-        let out = view_bytes(&words, GUARD_WORDS * 4, &shape, dtype);
+        let words = poisoned(like, n_words + 2 * GUARD_WORDS);
+        let out = view_bytes(&words, GUARD_WORDS * 4, shape, dtype);
+        Self { words, out }
+    }
+
+    /// Returns the result as the target of a product.
+    fn target(&self, epilogue: &EpilogueTensor) -> Target {
+        let shape = self.out.meta.shape();
         let sums = if matches!(epilogue, EpilogueTensor::Sums { .. }) {
-            let m = shape[rank - 2];
-            Some(view_bytes(&poisoned(a, m), 0, &[m], dtype))
+            let m = shape[shape.num_dims() - 2];
+            Some(view_bytes(&poisoned(&self.words, m), 0, &[m], self.out.dtype))
         } else {
             None
         };
-        Self { words, target: Target { out, sums } }
+        Target { out: self.out.clone(), sums }
+    }
+
+    /// Returns the number of words of the result that are still as they were at first.
+    fn count_unwritten(&self) -> Result<f32, String> {
+        const N_UNITS: usize = 4096;
+        let counts = allocate_words(&self.words, N_UNITS);
+        let (count, dim) = one_unit_each(&counts.client, N_UNITS);
+        count_words::launch(
+            &counts.client,
+            count,
+            dim,
+            self.words.clone().into_buffer_arg(),
+            counts.clone().into_buffer_arg(),
+            GUARD_WORDS,
+            self.words.meta.shape()[0] - GUARD_WORDS,
+            POISON,
+            N_UNITS,
+        );
+        Ok(read(counts)?.iter().sum())
     }
 
     /// Compares all bits of two results, and their guards with the initial words; returns the
@@ -511,6 +542,27 @@ fn count_differences(
     }
 }
 
+/// Counts the words from `start` to `end` that are equal to `word`: a count for each unit.
+#[cube(launch)]
+fn count_words(
+    words: &[u32],
+    counts: &mut [f32],
+    start: usize,
+    end: usize,
+    word: u32,
+    #[comptime] n_units: usize,
+) {
+    if ABSOLUTE_POS < n_units {
+        let mut n = 0.0f32;
+        for i in range_stepped(start + ABSOLUTE_POS, end, n_units) {
+            if words[i] == word {
+                n += 1.0f32;
+            }
+        }
+        counts[ABSOLUTE_POS] = n;
+    }
+}
+
 /// Sums one row in each unit, from the first column to the last.
 #[cube(launch)]
 fn sum_rows<F: Float>(
@@ -589,7 +641,7 @@ mod tests {
     }
 
     /// Copies `n` elements to a target, and multiplies element `faulty` by `factor`.
-    fn store(x: &CubeTensor, y: &CubeTensor, n: usize, faulty: usize, factor: f32) {
+    pub(super) fn store(x: &CubeTensor, y: &CubeTensor, n: usize, faulty: usize, factor: f32) {
         let (count, dim) = one_unit_each(&x.client, n);
         let x = x.clone();
         let y = y.clone();

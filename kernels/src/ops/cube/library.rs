@@ -1,35 +1,41 @@
 //! Products computed by cuBLASLt. Each size is checked when it is first used.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Device, Tensor};
 use cubecl::client::Client;
 use cubecl::zspace::metadata::Metadata;
-use cubecl_common::device::DeviceId;
 
 use super::check::{Destination, Effect, EpilogueTensor, RunError, Target, check};
 use super::empty;
+use super::sizes::{Size, Sizes};
 use crate::native::cublaslt::{ALIGNMENT, Buffers, Epilogue, Layout, Library, Plan, Product, version_name};
 use crate::native::stream::is_cuda;
-use crate::product_kernels::{self, Checked, Finding, ProductReport, State};
+use crate::product_kernels::{self, ProductReport};
 
-/// Plan of a size, or the reason why the library does not compute it.
-#[derive(Debug, Clone)]
-enum SizeStatus {
-    /// The library computes it.
-    Planned { plan: Arc<Plan>, state: State },
-    /// The library has no algorithm for it.
-    Refused(String),
-    /// The library's results were wrong.
-    Wrong(String),
+static SIZES: LazyLock<Sizes<Product, Arc<Plan>>> = LazyLock::new(|| Sizes::new("cuBLASLt"));
+
+impl Size for Product {
+    fn describe(&self) -> String {
+        let Self { m, k, n, n_batches, .. } = self;
+        let batches = if *n_batches > 1 { format!("{n_batches} of ") } else { String::new() };
+        let epilogue = match self.epilogue {
+            Epilogue::None => "",
+            Epilogue::Bias => " + bias",
+            Epilogue::SumsOfA => " with sums",
+        };
+        let types = match (self.input, self.output) {
+            (DType::F32, _) => "tf32",
+            (_, DType::F32) => "bf16 to f32",
+            _ => "bf16",
+        };
+        let a = if self.a.transposed { "ᵀ" } else { "" };
+        let b = if self.b.transposed { "ᵀ" } else { "" };
+        format!("{batches}[{m}, {k}]{a} · [{k}, {n}]{b}{epilogue}, {types}")
+    }
 }
-
-type Sizes = HashMap<(DeviceId, Product), SizeStatus>;
-
-static SIZES: LazyLock<Mutex<Sizes>> = LazyLock::new(Mutex::default);
 
 /// Computes `a · b`, `[.., M, N]` in `dtype`, into new memory or `destination`; `None` if the
 /// library does not compute this product.
@@ -45,19 +51,15 @@ pub(super) fn product(
         return None;
     }
     let size = size_of(a, b, epilogue, dtype)?;
-    let plan = plan_for(client, &size)?;
-    let is_requested_check = product_kernels::is_to_be_checked();
-    if !product_kernels::are_checks_disabled() {
-        let state = count_use(client, &size);
-        if is_requested_check || state.is_some_and(State::is_due) {
-            let finding = check(a, b, epilogue, dtype, &|target: &Target, effect: Effect| {
-                let buffers = buffers(a, b, epilogue, target, effect == Effect::Add);
-                let result = plan.queue_and_wait(client, buffers);
-                result.map_err(|_| RunError::Device)?.map_err(RunError::Library)
-            });
-            record_finding(client, &size, finding)?;
-        }
-    }
+    let library = Library::for_client(client).ok()?;
+    let plan = SIZES.plan(client, &size, || Plan::new(client, &library, &size).map(Arc::new))?;
+    SIZES.check_if_due(client, &size, || {
+        check(a, b, epilogue, dtype, &|target: &Target, effect: Effect| {
+            let buffers = buffers(a, b, epilogue, target, effect == Effect::Add);
+            let result = plan.queue_and_wait(client, buffers);
+            result.map_err(|_| RunError::Device)?.map_err(RunError::Library)
+        })
+    })?;
     let out = match destination {
         Some(destination) => destination.out.clone(),
         None => empty(a, out_shape(a, b), dtype),
@@ -88,67 +90,6 @@ fn buffers(
         EpilogueTensor::Sums { .. } => target.sums.as_ref().map(|sums| sums.handle.clone()),
     };
     Buffers { a: a.handle.clone(), b: b.handle.clone(), out: target.out.handle.clone(), vector, adds }
-}
-
-/// Returns the plan of a size; `None` if the library does not compute it.
-fn plan_for(client: &Client, size: &Product) -> Option<Arc<Plan>> {
-    let key = (client.service_id().device, *size);
-    {
-        let sizes = SIZES.lock().unwrap_or_else(PoisonError::into_inner);
-        match sizes.get(&key) {
-            Some(SizeStatus::Planned { plan, .. }) => return Some(Arc::clone(plan)),
-            Some(SizeStatus::Refused(_) | SizeStatus::Wrong(_)) => return None,
-            None => {}
-        }
-    }
-    let library = Library::for_client(client).ok()?;
-    let status = match Plan::new(client, &library, size) {
-        Ok(plan) => SizeStatus::Planned { plan: Arc::new(plan), state: State::Unchecked(0) },
-        Err(reason) => {
-            product_kernels::notice(format!(
-                "cuBLASLt has no kernel for {}; using CubeCL's: {reason}",
-                describe(size)
-            ));
-            SizeStatus::Refused(reason)
-        }
-    };
-    let plan = match &status {
-        SizeStatus::Planned { plan, .. } => Some(Arc::clone(plan)),
-        _ => None,
-    };
-    SIZES.lock().unwrap_or_else(PoisonError::into_inner).insert(key, status);
-    plan
-}
-
-/// Counts a use of a size with a plan, and returns the state of its checks.
-fn count_use(client: &Client, size: &Product) -> Option<State> {
-    let mut sizes = SIZES.lock().unwrap_or_else(PoisonError::into_inner);
-    match sizes.get_mut(&(client.service_id().device, *size)) {
-        Some(SizeStatus::Planned { state, .. }) => {
-            if let State::Unchecked(n_uses) = state {
-                *n_uses += 1;
-            }
-            Some(*state)
-        }
-        _ => None,
-    }
-}
-
-/// Records the result of a check; `None` if the library is not to be used for this size.
-fn record_finding(client: &Client, size: &Product, finding: Finding) -> Option<()> {
-    let mut sizes = SIZES.lock().unwrap_or_else(PoisonError::into_inner);
-    let status = sizes.get_mut(&(client.service_id().device, *size))?;
-    let SizeStatus::Planned { state, .. } = status else { return None };
-    match state.after_check(finding, &describe(size)) {
-        Ok(next) => {
-            *state = next;
-            Some(())
-        }
-        Err(fault) => {
-            *status = SizeStatus::Wrong(fault);
-            None
-        }
-    }
 }
 
 /// Returns the size of a product; `None` if the library does not support its types or layouts.
@@ -226,52 +167,17 @@ fn out_shape(a: &CubeTensor, b: &CubeTensor) -> Vec<usize> {
     shape
 }
 
-/// Returns a description of the size for messages and reports.
-fn describe(size: &Product) -> String {
-    let Product { m, k, n, n_batches, .. } = size;
-    let batches = if *n_batches > 1 { format!("{n_batches} of ") } else { String::new() };
-    let epilogue = match size.epilogue {
-        Epilogue::None => "",
-        Epilogue::Bias => " + bias",
-        Epilogue::SumsOfA => " with sums",
-    };
-    let types = match (size.input, size.output) {
-        (DType::F32, _) => "tf32",
-        (_, DType::F32) => "bf16 to f32",
-        _ => "bf16",
-    };
-    let a = if size.a.transposed { "ᵀ" } else { "" };
-    let b = if size.b.transposed { "ᵀ" } else { "" };
-    format!("{batches}[{m}, {k}]{a} · [{k}, {n}]{b}{epilogue}, {types}")
-}
-
 /// Returns the reports of all sizes, sorted by their descriptions.
 pub(crate) fn reports() -> Vec<ProductReport> {
-    let sizes = SIZES.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut reports: Vec<ProductReport> =
-        sizes.iter().map(|((_, size), status)| report(size, status)).collect();
-    reports.sort_by(|a, b| a.size.cmp(&b.size));
-    reports
+    SIZES.reports(describe_plan)
 }
 
-fn report(size: &Product, status: &SizeStatus) -> ProductReport {
-    let (kernel, checked) = match status {
-        SizeStatus::Planned { plan, state } => {
-            let algorithm = plan.algorithm;
-            let kernel = format!(
-                "algorithm {}, tile {}, stages {}, split {}",
-                algorithm.id, algorithm.tile, algorithm.stages, algorithm.split_k
-            );
-            let checked = match state {
-                State::Unchecked(_) => Checked::NotYet,
-                State::Right { worst, .. } => Checked::Right(*worst),
-            };
-            (kernel, checked)
-        }
-        SizeStatus::Refused(reason) => ("cubecl".to_string(), Checked::Refused(reason.clone())),
-        SizeStatus::Wrong(what) => ("cubecl".to_string(), Checked::Wrong(what.clone())),
-    };
-    ProductReport { size: describe(size), kernel, checked }
+fn describe_plan(plan: &Arc<Plan>) -> String {
+    let algorithm = plan.algorithm;
+    format!(
+        "algorithm {}, tile {}, stages {}, split {}",
+        algorithm.id, algorithm.tile, algorithm.stages, algorithm.split_k
+    )
 }
 
 /// Returns a view of the elements `range` of a flat tensor on an NVIDIA GPU, if it is aligned to 16

@@ -29,10 +29,14 @@ mod layer_norm;
 #[cfg(feature = "cuda")]
 mod library;
 mod linear;
+#[cfg(feature = "cuda")]
+mod packed_attention;
 mod parts;
 mod product;
 mod rotary;
 mod seed;
+#[cfg(feature = "cuda")]
+mod sizes;
 mod softmax;
 mod swiglu;
 mod unit_rows;
@@ -51,7 +55,7 @@ use cubecl::prelude::*;
 use super::bridge::PrimitiveBackend;
 
 pub(super) use self::accumulate::add_to_place;
-pub(super) use self::attention::Attention;
+pub(super) use self::attention::{Attention, StreamAttention};
 pub(super) use self::conv::{Conv, Windows};
 pub(super) use self::cross_entropy::CrossEntropy;
 pub(super) use self::gelu::Gelu;
@@ -62,6 +66,8 @@ pub(super) use self::library::part_in_place;
 #[cfg(feature = "cuda")]
 pub(crate) use self::library::{is_nvidia, library_version, reports as library_reports};
 pub(super) use self::linear::Linear;
+#[cfg(feature = "cuda")]
+pub(crate) use self::packed_attention::reports as attention_reports;
 pub(super) use self::product::Matmul;
 pub(super) use self::rotary::Rotate;
 pub(super) use self::seed::{AddSeeds, Seed};
