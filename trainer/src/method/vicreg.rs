@@ -310,7 +310,7 @@ mod tests {
             let prepared = VicRegLoss::new(&parts, &config, Peers::new(&comm, n)).unwrap();
             let mut value = 0.0;
             for index in 0..n {
-                let leaves = [0, 1].map(|view| parts[view][index].clone().autodiff().require_grad());
+                let leaves = [0, 1].map(|view: usize| parts[view][index].clone().autodiff().require_grad());
                 let loss = prepared.loss(&leaves).loss;
                 value += loss.clone().into_scalar::<f32>() / n as f32;
                 let grads = loss.backward();
