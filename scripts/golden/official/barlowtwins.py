@@ -62,6 +62,7 @@ def barlowtwins(paths, run: str, steps: int, rate: float, trust: float):
         with machine(replaced), contextlib.redirect_stdout(io.StringIO()):
             main.main_worker(0, args)
         saved = torch.load(f"{folder}/checkpoint.pth", weights_only=False)
-        rows = [json.loads(row) for row in Path(folder, "stats.txt").read_text().splitlines() if row[0] == "{"]
-    losses = torch.tensor([row["loss"] for row in rows])
+        rows = Path(folder, "stats.txt").read_text().splitlines()
+    # The first row is the command.
+    losses = torch.tensor([json.loads(row)["loss"] for row in rows[1:]])
     return named("student", saved["model"], name_here) | {"loss": losses}

@@ -1,9 +1,8 @@
-"""facebookresearch/vicreg: all of `main_vicreg.main`, with its model, its ResNet, its LARS and its schedule."""
+"""facebookresearch/vicreg: all of `main_vicreg.main`, with its model, ResNet, LARS and schedule."""
 
 import contextlib
 import importlib
 import io
-import json
 import sys
 import tempfile
 import types
@@ -64,8 +63,8 @@ def vicreg(paths, run: str, steps: int, rate: float, trust: float):
     with tempfile.TemporaryDirectory() as folder:
         args = types.SimpleNamespace(
             rank=0, world_size=1, device="cuda", exp_dir=Path(folder), data_dir=Path(folder), num_workers=0,
-            log_freq_time=0, arch="golden", mlp="12-12-8", epochs=steps, batch_size=batch, base_lr=rate, wd=0.01,
-            sim_coeff=25.0, std_coeff=25.0, cov_coeff=1.0)
+            log_freq_time=0, arch="golden", mlp="12-12-8", epochs=steps, batch_size=batch, base_lr=rate,
+            wd=0.01, sim_coeff=25.0, std_coeff=25.0, cov_coeff=1.0)
         resnets.golden = small
         replaced = [
             (main, "VICReg", Model), (main, "LARS", Lars),

@@ -2,7 +2,7 @@
 //! image, without a contrast with other images (Grill et al. 2020).
 //!
 //! ```text
-//! q_v = predictor(projector(online(x_v)))      z_v = projector(target(x_v))      v = 1, 2; length one
+//! q_v = predictor(projector(online(x_v)))    z_v = projector(target(x_v))    v = 1, 2; length one
 //! loss = mean over the batch of d(q_1, z_2) + d(q_2, z_1)      d(q, z) = |q - z|² = 2 - 2 q · z
 //! after a step: target ← τ · target + (1 - τ) · online         τ by a cosine to 1
 //! ```
