@@ -1,5 +1,5 @@
-"""Makes tests/golden/official/: what the official training code of nine methods computes of small networks, on
-a CPU, in f64.
+"""Makes tests/golden/official/: what the official training code of nine methods computes of small networks,
+on a CPU, in f64.
 
 Needs torch, torchvision, timm, transformers, safetensors and fvcore, and the official repositories as they are. Run at the root of the repository:
 
