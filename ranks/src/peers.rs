@@ -49,6 +49,26 @@ impl<'a> Peers<'a> {
     /// [`EngineError`].
     pub fn sum(&self, subject: &str, values: &[Tensor<1>]) -> Result<Tensor<1>, EngineError> {
         let local = ordered::fold(values.len(), &mut |i| values[i].clone(), &|a, b| a + b);
+        self.sum_over_ranks(subject, local)
+    }
+
+    /// Returns the sum over all micro-batches of large addends: `addend` computes that of this
+    /// rank's micro-batch of the given index, `[n]`, when it is added, so that only log₂ of the
+    /// number of micro-batches are in memory at a time.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn sum_computed(
+        &self,
+        subject: &str,
+        addend: &mut impl FnMut(usize) -> Tensor<1>,
+    ) -> Result<Tensor<1>, EngineError> {
+        let local = ordered::fold(self.n_local, addend, &|a, b| a + b);
+        self.sum_over_ranks(subject, local)
+    }
+
+    /// Returns the sum over ranks of `local`, the sum over the micro-batches of this rank, `[n]`.
+    fn sum_over_ranks(&self, subject: &str, local: Tensor<1>) -> Result<Tensor<1>, EngineError> {
         if self.comm.topology().world_size == 1 {
             return Ok(local);
         }

@@ -1,4 +1,5 @@
-"""Objectives of the small recipes in PyTorch: DINO, LeJEPA and MoCo v3 written out, SimCLR and SwAV with lightly's losses.
+"""Objectives of the small recipes in PyTorch: DINO, LeJEPA and MoCo v3 written out; SimCLR, SwAV, BYOL,
+Barlow Twins and VICReg with lightly's losses.
 
 A method has `trained`, the modules under gradients; `scored`, the backbone that k-NN looks at; `loss(step, groups)`
 of views [B, V, C, H, W] by size, with embeddings [V*B, D] of the first size; `before_update(step)`, when gradients are
@@ -226,4 +227,96 @@ class MocoV3:
         pass
 
 
-METHODS = {"dino": Dino, "simclr": SimClr, "swav": Swav, "lejepa": LeJepa, "moco_v3": MocoV3}
+class Byol:
+    """Every view by itself, as in the authors' code."""
+
+    KEYS = "name target_decay projector_hidden predictor_hidden output"
+
+    def __init__(self, recipe, clock):
+        from lightly.loss import NegativeCosineSimilarity
+
+        self.method = m = recipe["method"]
+        self.scored, width = build(recipe["model"])
+        hidden, output = m.get("projector_hidden", [4096]), m.get("output", 256)
+        online = nn.Sequential(self.scored, perceptron(width, hidden, output, False))
+        predictor = perceptron(output, m.get("predictor_hidden", [4096]), output, False)
+        self.trained = nn.ModuleList([online, predictor])
+        self.target = copy.deepcopy(online).requires_grad_(False)
+        self.decay = clock.cosine(*m.get("target_decay", (0.996, 1.0)))
+        self.similarity = NegativeCosineSimilarity()
+
+    def loss(self, step, groups):
+        # Views of one size are one tensor here.
+        views = list(groups[0].unbind(1))
+        with torch.no_grad():
+            targets = [self.target(x) for x in views]
+        embeddings = [self.trained[0][0](x) for x in views]
+        predictions = [self.trained[1](self.trained[0][1](e)) for e in embeddings]
+        pairs = [(predictions[0], targets[1]), (predictions[1], targets[0])]
+        return sum(2 + 2 * self.similarity(q, z) for q, z in pairs), torch.cat(embeddings)
+
+    def before_update(self, step):
+        pass
+
+    @torch.no_grad()
+    def after(self, step):
+        d = self.decay(step)
+        for t, s in zip(self.target.parameters(), self.trained[0].parameters()):
+            t.mul_(d).add_(s, alpha=1 - d)
+
+
+class TwoViews:
+    """A network without a teacher, which sees every view by itself."""
+
+    def __init__(self, recipe, clock):
+        self.method = m = recipe["method"]
+        self.scored, width = build(recipe["model"])
+        projector = perceptron(width, m.get("projector_hidden", [8192, 8192]), m.get("output", 8192), False)
+        self.trained = nn.ModuleList([self.scored, projector])
+
+    def embed(self, groups):
+        """Embeddings [B, Z] of both views, and what the backbone makes of them."""
+        embeddings = [self.scored(x) for x in groups[0].unbind(1)]
+        return [self.trained[1](e) for e in embeddings], torch.cat(embeddings)
+
+    def before_update(self, step):
+        pass
+
+    def after(self, step):
+        pass
+
+
+class BarlowTwins(TwoViews):
+    KEYS = "name redundancy_weight loss_scale projector_hidden output"
+
+    def __init__(self, recipe, clock):
+        from lightly.loss import BarlowTwinsLoss
+
+        super().__init__(recipe, clock)
+        self.twins = BarlowTwinsLoss(self.method.get("redundancy_weight", 0.0051))
+
+    def loss(self, step, groups):
+        z, embeddings = self.embed(groups)
+        return self.method.get("loss_scale", 1.0) * self.twins(*z), embeddings
+
+
+class VicReg(TwoViews):
+    KEYS = "name invariance_weight variance_weight covariance_weight projector_hidden output"
+
+    def __init__(self, recipe, clock):
+        from lightly.loss import VICRegLoss
+
+        super().__init__(recipe, clock)
+        m = self.method
+        self.terms = VICRegLoss(
+            m.get("invariance_weight", 25.0), m.get("variance_weight", 25.0), m.get("covariance_weight", 1.0))
+
+    def loss(self, step, groups):
+        z, embeddings = self.embed(groups)
+        return self.terms(*z), embeddings
+
+
+METHODS = {
+    "dino": Dino, "simclr": SimClr, "swav": Swav, "lejepa": LeJepa, "moco_v3": MocoV3, "byol": Byol,
+    "barlow_twins": BarlowTwins, "vicreg": VicReg,
+}

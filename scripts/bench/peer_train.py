@@ -3,7 +3,7 @@
 Reads a recipe of this repository, trains with the usual tools (PIL and torchvision transforms in a DataLoader,
 scaled-dot-product attention, torchvision's ResNets, lightly's losses, PyTorch's optimizers) on the images of some
 shards, and prints the k-NN accuracy of the backbone beside that of its random start. Needs torch and torchvision, and
-lightly for SimCLR and SwAV.
+lightly for SimCLR, SwAV, BYOL, Barlow Twins and VICReg.
 
     python scripts/bench/peer_train.py --recipe scripts/recipes/dino_cifar.toml \
         --train 'cifar/train-*.tar' --test 'cifar/test-*.tar' --minutes 20

@@ -128,7 +128,7 @@ const TEACHER_PATCH_TEMP: Pair = Pair {
 };
 
 const TEACHER_DECAY: Pair = Pair {
-    paths: "method.teacher_decay method.average_decay method.momentum",
+    paths: "method.teacher_decay method.average_decay method.momentum method.target_decay",
     starts: "momentum-teacher teacher-momentum",
     ends: "final-momentum-teacher momentum-teacher-end",
     default_start: "0.996",
@@ -224,8 +224,8 @@ const LOCAL_PX: &str = "views.local_px views.crops.1.size_px";
 const LAUNCHERS: &str = "each GPU or rank is a process of its own, which a launcher starts: mpirun -n N \
                          ocelli …, or torchrun --no-python --nproc-per-node N ocelli … (docs/ranks.md)";
 
-/// Flags of DINO, DINOv2, timm, lightly, VISSL, MoCo, MAE, Lightning, transformers and torchrun. An
-/// answer for the command comes before one for all.
+/// Flags of DINO, DINOv2, timm, lightly, VISSL, MoCo, MAE, Barlow Twins, VICReg, Lightning,
+/// transformers and torchrun. An answer for the command comes before one for all.
 const FLAGS: &[FlagGuess] = &[
     // Optimizer.
     key("lr learning-rate base-lr blr max-lr peak-lr", "optim.lr"),
@@ -289,13 +289,21 @@ const FLAGS: &[FlagGuess] = &[
     key("moco-dim proj-dim projection-dim feat-dim", "method.output method.head_output"),
     start_of(&TEACHER_DECAY),
     end_of(&TEACHER_DECAY),
-    key("ema ema-decay moco-m", "method.teacher_decay method.average_decay method.momentum"),
+    key(
+        "ema ema-decay moco-m base-tau",
+        "method.teacher_decay method.average_decay method.momentum method.target_decay",
+    ),
     start_of(&TEACHER_TEMP),
     end_of(&TEACHER_TEMP),
     start_of(&TEACHER_PATCH_TEMP),
     end_of(&TEACHER_PATCH_TEMP),
     key("warmup-teacher-temp-epochs", "method.teacher_temp_warmup.epochs"),
     key("moco-t tau temperature temp", "method.temperature method.student_temp"),
+    key("lambd", "method.redundancy_weight"),
+    key("scale-loss", "method.loss_scale"),
+    key("sim-coeff", "method.invariance_weight"),
+    key("std-coeff", "method.variance_weight"),
+    key("cov-coeff", "method.covariance_weight"),
     key("local-crops-number num-local-crops n-local-crops nmb-local-crops n-local", LOCAL_COUNT),
     key("global-crops-scale global-crop-scale global-scale scale", GLOBAL_SCALE),
     key("local-crops-scale local-crop-scale local-scale", LOCAL_SCALE),

@@ -1,9 +1,10 @@
-"""Makes tests/golden/official/: what the official training code of seven methods computes of small networks, on a CPU, in f64.
+"""Makes tests/golden/official/: what the official training code of nine methods computes of small networks,
+on a CPU, in f64.
 
 Needs torch, torchvision, timm, transformers, safetensors and fvcore, and the official repositories as they are. Run at the root of the repository:
 
     python scripts/golden/official --swav DIR --vissl DIR --classy DIR --apex DIR --lejepa DIR --dino DIR --dinov2 DIR \
-        --dinov3 DIR --moco DIR
+        --dinov3 DIR --moco DIR --barlowtwins DIR --vicreg DIR
 
 `--classy` is facebookresearch/ClassyVision, `--apex` a commit of NVIDIA/apex from before May 2025, when LARC was removed. Runs that
 `--only` leaves out need no repository. Nothing of these repositories is
@@ -25,6 +26,8 @@ import torchvision  # noqa: F401, before modules are stood in for
 from safetensors.torch import save_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from barlowtwins import barlowtwins
+from byol import byol
 from dino import DINO_RESNET, DINO_VIT, balanced, dino
 from dinov2_training import dinov2
 from dinov3_training import dinov3
@@ -34,6 +37,7 @@ from mocov3 import moco
 from numbers_by_name import check_chacha
 from simclr import simclr
 from swav import swav
+from vicreg import vicreg
 
 OUT = Path("tests/golden/official")
 
@@ -57,6 +61,11 @@ def runs(paths, folder: str) -> dict:
         "moco_vit": lambda: moco(paths, "moco_vit", "adamw", 1, 0.2),
         # The views of this name are as far from ties.
         "moco_resnet": lambda: moco(paths, "moco_resnet_e", "lars", 1, 1.0),
+        # So are those of these names.
+        "barlow_twins": lambda: barlowtwins(paths, "barlow_twins_f", 14, 0.1, 0.02),
+        "vicreg": lambda: vicreg(paths, "vicreg_g", 14, 0.1, 0.02),
+        # Written out: the authors' code is in JAX.
+        "byol": lambda: byol("byol_c", 12, 0.1),
         "dinov2_shared": lambda: dinov2(paths, "dinov2_shared", False, "centering", 0.02, {}),
         "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
             "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),
@@ -67,7 +76,8 @@ def runs(paths, folder: str) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name in ("swav", "vissl", "classy", "apex", "lejepa", "dino", "dinov2", "dinov3", "moco"):
+    repositories = "swav vissl classy apex lejepa dino dinov2 dinov3 moco barlowtwins vicreg"
+    for name in repositories.split():
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--only", nargs="*")
     paths = parser.parse_args()

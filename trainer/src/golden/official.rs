@@ -12,8 +12,8 @@ use ranks::communicator::Communicator;
 
 use super::names::{uniform, weights};
 use super::runs::{
-    DINO, ONE_SIZE, Run, dino, dino_resnet, dinov2, dinov3, distillation, lejepa, moco_resnet, moco_vit,
-    simclr, swav, views,
+    DINO, ONE_SIZE, Run, barlow_twins, byol, dino, dino_resnet, dinov2, dinov3, distillation, lejepa,
+    moco_resnet, moco_vit, simclr, swav, vicreg, views,
 };
 use super::{Golden, assert_near};
 use crate::optim::state::UnitShard;
@@ -135,6 +135,21 @@ fn distillation_is_the_run_in_pytorch() {
 fn moco_v3_is_the_official_run() {
     check_both(&moco_vit());
     check_both(&moco_resnet());
+}
+
+#[test]
+fn byol_is_the_run_in_pytorch() {
+    check_both(&byol());
+}
+
+#[test]
+fn barlow_twins_is_the_official_run() {
+    check_both(&barlow_twins());
+}
+
+#[test]
+fn vicreg_is_the_official_run() {
+    check_both(&vicreg());
 }
 
 #[test]

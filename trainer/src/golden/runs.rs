@@ -194,6 +194,44 @@ pub(super) fn moco_resnet() -> Run {
     Run { file: "moco_resnet", views: "moco_resnet_e", recipe, loss: 5e-5, weights: 1e-4, not_compared: &[] }
 }
 
+pub(super) fn byol() -> Run {
+    let method = "[method]\nname = 'byol'\nprojector_hidden = [12]\npredictor_hidden = [12]\noutput = 8\n\
+                  target_decay = [0.9, 1.0]\n[views]\npreset = 'moco_v3'\nsize_px = 32\n";
+    let optim = "algorithm = 'sgd'\nlr = 0.1\nweight_decay = [0.01, 0.01]\ndecay_vectors = true\n";
+    let recipe = recipe(&[VIT, method, MOCO_OPTIM, optim]);
+    Run { file: "byol", views: "byol_c", recipe, loss: 5e-5, weights: 1e-4, not_compared: &[] }
+}
+
+/// LARS with a warm-up of ten steps, and a thousandth of the scaled rate at the end.
+const TWINS_OPTIM: &str = r#"
+[optim]
+batch_size = 16
+length = { steps = 14 }
+algorithm = "lars"
+trust = 0.02
+lr = 0.1
+lr_scaling = "linear"
+min_lr = 6.25e-6
+warmup = { steps = 10 }
+schedule = "half_cosine"
+weight_decay = [0.01, 0.01]
+"#;
+
+pub(super) fn barlow_twins() -> Run {
+    let method = "[method]\nname = 'barlow_twins'\nprojector_hidden = [12, 12]\noutput = 8\n\
+                  [views]\npreset = 'moco_v3'\nsize_px = 64\n";
+    let recipe = recipe(&[RESNET, method, TWINS_OPTIM]);
+    let views = "barlow_twins_f";
+    Run { file: "barlow_twins", views, recipe, loss: 5e-5, weights: 1e-4, not_compared: &[] }
+}
+
+pub(super) fn vicreg() -> Run {
+    let method = "[method]\nname = 'vicreg'\nprojector_hidden = [12, 12]\noutput = 8\n\
+                  [views]\npreset = 'moco_v3'\nsize_px = 64\n";
+    let recipe = recipe(&[RESNET, method, TWINS_OPTIM]);
+    Run { file: "vicreg", views: "vicreg_g", recipe, loss: 5e-5, weights: 1e-4, not_compared: &[] }
+}
+
 pub(super) fn distillation(file: &'static str, distance: &str) -> Run {
     let method = format!(
         "[method]\nname = 'distillation'\ndistance = '{distance}'\npooled_weight = 0.7\npatch_weight = 0.4\n\

@@ -12,10 +12,9 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use kernels::ops::unit_rows;
-use networks::head::projection::{Normalizes, Projection};
-use networks::head::{Head, Reads};
 use networks::outputs::Outputs;
+use networks::head::projection::Normalizes;
+use networks::head::{Head, Reads};
 use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::peers::Peers;
@@ -24,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::loss::info_nce::{self, Keys};
 use super::network::{NetworkSpec, UpdateRule};
+use super::two_views::{check_two_views, perceptron, unit_output};
 use super::{
     BatchLoss, BatchOutputs, Collective, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss,
 };
@@ -40,9 +40,6 @@ const PROJECTOR: &str = "projector";
 
 /// Name of the trained network's head that reads the projector.
 const PREDICTOR: &str = "predictor";
-
-/// Keeps a norm away from zero, as in PyTorch's `normalize`.
-const NORM_EPSILON: f64 = 1e-12;
 
 /// Settings of MoCo v3, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -116,12 +113,7 @@ impl Config {
                     .into(),
             );
         }
-        match cx.views.groups()[..] {
-            [first, second] if [first.n_views, second.n_views] == [1, 1] => Ok(()),
-            _ => Err("views: MoCo v3 compares two views, each with its own statistics: use preset = \
-                      \"moco_v3\", or two crops with own_statistics = true"
-                .into()),
-        }
+        check_two_views(&cx.views, Self::TITLE)
     }
 }
 
@@ -167,8 +159,7 @@ impl MocoV3 {
     fn head(&self, name: &'static str, reads: Reads, hidden: &[usize], normalizes: Normalizes) -> Head {
         let width = if reads == Reads::Pooled { self.width } else { self.config.output };
         let widths = [&[width], hidden, &[self.config.output]].concat();
-        let unit = Projection { name: format!("{name}.mlp"), widths, normalizes, has_biases: false };
-        Head::new(name, reads, vec![Box::new(unit)])
+        perceptron(name, reads, widths, normalizes)
     }
 
     fn projector(&self) -> Head {
@@ -230,13 +221,6 @@ impl Method for MocoV3 {
     fn uninformed_loss(&self) -> Option<f64> {
         Some(4.0 * self.config.temperature * (self.batch_size as f64).ln())
     }
-}
-
-/// Returns the output of the head `head` for view `view`, scaled to length one, `[B, D]`.
-fn unit_output(outputs: &Outputs, head: &str, view: usize) -> Tensor<2> {
-    let z = outputs.heads.on_views(head, view);
-    let [b, v, d] = z.dims();
-    unit_rows(z.reshape([b * v, d]), NORM_EPSILON)
 }
 
 /// MoCo v3's loss of a batch.

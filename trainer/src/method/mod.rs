@@ -4,6 +4,8 @@
 //! To add a method, write one file with a `Config` that implements [`MethodRecipe`], and add one
 //! line to `registry`.
 
+mod barlowtwins;
+mod byol;
 pub(crate) mod check;
 mod collective;
 mod dino;
@@ -26,6 +28,8 @@ mod swav;
 mod toy;
 #[cfg(test)]
 mod toymasked;
+mod two_views;
+mod vicreg;
 mod views;
 
 pub(crate) use collective::Collective;

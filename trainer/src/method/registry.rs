@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::network::FrozenEntry;
 use super::{
-    Method, MethodContext, MethodRecipe, dino, dinov2, dinov3, dinov3distillation, distillation, ibot,
-    lejepa, mocov3, simclr, swav,
+    Method, MethodContext, MethodRecipe, barlowtwins, byol, dino, dinov2, dinov3, dinov3distillation,
+    distillation, ibot, lejepa, mocov3, simclr, swav, vicreg,
 };
 #[cfg(test)]
 use super::{toy, toymasked};
@@ -92,6 +92,12 @@ methods! {
     Simclr => simclr,
     /// Swapped assignments between views.
     Swav => swav,
+    /// Joint embeddings whose channels are equal in two views and differ from one another.
+    BarlowTwins => barlowtwins,
+    /// Prediction of a moving average's projections of another view.
+    Byol => byol,
+    /// Joint embeddings of equal views, whose channels vary, each by itself.
+    Vicreg => vicreg,
     /// Prediction of the scores of other views: for tests.
     #[cfg(test)]
     Toy => toy,

@@ -6,6 +6,7 @@
 //! takes part. This needs no further communication: `Method::prepare` has given every rank what it
 //! needs of the others.
 
+pub(crate) mod cross_covariance;
 pub(crate) mod cross_entropy;
 pub(crate) mod gram;
 pub(crate) mod info_nce;
