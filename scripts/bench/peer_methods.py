@@ -1,5 +1,5 @@
-"""Objectives of the small recipes in PyTorch: DINO, LeJEPA and MoCo v3 written out; SimCLR, SwAV, BYOL,
-Barlow Twins and VICReg with lightly's losses.
+"""Objectives of the small recipes in PyTorch: DINO, LeJEPA, MoCo v3, MAE and I-JEPA written out; SimCLR,
+SwAV, BYOL, Barlow Twins and VICReg with lightly's losses.
 
 A method has `trained`, the modules under gradients; `scored`, the backbone that k-NN looks at; `loss(step, groups)`
 of views [B, V, C, H, W] by size, with embeddings [V*B, D] of the first size; `before_update(step)`, when gradients are
@@ -7,12 +7,13 @@ there; and `after(step)`, after the optimizer's step.
 """
 
 import copy
+import math
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from peer_networks import DinoHead, build, projection
+from peer_networks import Decoder, DinoHead, build, projection, take
 
 
 def flat(groups):
@@ -316,7 +317,120 @@ class VicReg(TwoViews):
         return self.terms(*z), embeddings
 
 
+class Mae:
+    """Pixels of the patches that the encoder does not see."""
+
+    KEYS = "name mask_ratio decoder_width decoder_depth decoder_heads normalize_pixels"
+
+    def __init__(self, recipe, clock):
+        self.method, model = recipe["method"], recipe["model"]
+        m, self.patch_px = self.method, model["patch_px"]
+        self.scored, _ = build(model)
+        output = 3 * self.patch_px**2
+        decoder = Decoder(model, m.get("decoder_width", 512), m.get("decoder_depth", 8), m.get("decoder_heads", 16), output)
+        self.trained = nn.ModuleList([self.scored, decoder])
+
+    def loss(self, step, groups):
+        x = flat(groups)[0]
+        pixels = F.unfold(x, self.patch_px, stride=self.patch_px).transpose(1, 2)
+        b, n, _ = pixels.shape
+        n_visible = int(n * (1 - self.method.get("mask_ratio", 0.75)))
+        visible, masked = torch.rand(b, n).argsort(1).tensor_split([n_visible], 1)
+        tokens = self.scored.tokens(x, visible)
+        target = take(pixels, masked)
+        if self.method.get("normalize_pixels", True):
+            mean, var = target.mean(-1, keepdim=True), target.var(-1, keepdim=True)
+            target = (target - mean) / (var + 1e-6).sqrt()
+        return F.mse_loss(self.trained[1](tokens, visible, masked), target), tokens[:, 0]
+
+    def before_update(self, step):
+        pass
+
+    def after(self, step):
+        pass
+
+
+class Blocks:
+    """Cells of target blocks and contexts on a square grid, as I-JEPA's code draws them."""
+
+    def __init__(self, m, side):
+        self.side, self.n_targets, self.min_context = side, m.get("target_blocks", 4), m.get("min_context", 10)
+        self.target_scale, self.aspect = m.get("target_scale", (0.15, 0.2)), m.get("target_aspect", (0.75, 1.5))
+        self.context_scale = m.get("context_scale", (0.85, 1.0))
+
+    def size(self, scale, aspect):
+        """Sides of the blocks of a batch: one random number decides area and aspect."""
+        share = torch.rand(()).item()
+        area = int(self.side**2 * (scale[0] + share * (scale[1] - scale[0])))
+        ratio = aspect[0] + share * (aspect[1] - aspect[0])
+        return min(round(math.sqrt(area * ratio)), self.side - 1), min(round(math.sqrt(area / ratio)), self.side - 1)
+
+    def place(self, h, w):
+        """A block as a mask. The last row and column that it could reach are left out, as in the code."""
+        top, left = torch.randint(self.side - h, ()), torch.randint(self.side - w, ())
+        mask = torch.zeros(self.side, self.side, dtype=torch.bool)
+        mask[top:top + h, left:left + w] = True
+        return mask.flatten()
+
+    def context(self, size, targets):
+        """A block without those of the targets, fewer of them after every twenty blocks that are too small."""
+        for tries in range(20 * (len(targets) + 1)):
+            mask = self.place(*size)
+            for target in targets[:len(targets) - tries // 20]:
+                mask &= ~target
+            if mask.sum() > self.min_context:
+                return mask
+        raise SystemExit("method.min_context is too large for this grid")
+
+    def batch(self, n):
+        """Visible cells `[B, n]`, as many as the smallest context has, and cells of the targets, `[B, m]` each."""
+        target_size, context_size = self.size(self.target_scale, self.aspect), self.size(self.context_scale, (1, 1))
+        contexts, targets = [], []
+        for _ in range(n):
+            masks = [self.place(*target_size) for _ in range(self.n_targets)]
+            contexts.append(self.context(context_size, masks).nonzero().squeeze(1))
+            targets.append([mask.nonzero().squeeze(1) for mask in masks])
+        shortest = min(map(len, contexts))
+        return torch.stack([cells[:shortest] for cells in contexts]), [torch.stack(cells) for cells in zip(*targets)]
+
+
+class Ijepa:
+    """Features of blocks that an average of the network has, from what the network sees around them."""
+
+    KEYS = "name predictor_width predictor_depth predictor_heads target_blocks target_scale target_aspect context_scale min_context teacher_decay"
+
+    def __init__(self, recipe, clock):
+        m, model = recipe["method"], recipe["model"]
+        context, width = build(model)
+        predictor = Decoder(model, m.get("predictor_width", 384), m.get("predictor_depth", 6), m.get("predictor_heads", 6), width)
+        self.trained = nn.ModuleList([context, predictor])
+        self.scored = copy.deepcopy(context).requires_grad_(False)
+        self.decay, self.total = m.get("teacher_decay", (0.996, 1.0)), clock.total
+        self.blocks = Blocks(m, context.grid)
+
+    def loss(self, step, groups):
+        x = flat(groups)[0]
+        visible, targets = self.blocks.batch(len(x))
+        with torch.no_grad():
+            features = self.scored.tokens(x)
+            features = F.layer_norm(features, features.shape[-1:])
+            wanted = torch.cat([take(features, cells) for cells in targets])
+        tokens = self.trained[0].tokens(x, visible)
+        n = len(targets)
+        found = self.trained[1](tokens.repeat(n, 1, 1), visible.repeat(n, 1), torch.cat(targets))
+        return F.smooth_l1_loss(found, wanted), tokens.mean(1)
+
+    def before_update(self, step):
+        pass
+
+    @torch.no_grad()
+    def after(self, step):
+        d = self.decay[0] + (self.decay[1] - self.decay[0]) * step / self.total
+        for t, s in zip(self.scored.parameters(), self.trained[0].parameters()):
+            t.mul_(d).add_(s, alpha=1 - d)
+
+
 METHODS = {
     "dino": Dino, "simclr": SimClr, "swav": Swav, "lejepa": LeJepa, "moco_v3": MocoV3, "byol": Byol,
-    "barlow_twins": BarlowTwins, "vicreg": VicReg,
+    "barlow_twins": BarlowTwins, "vicreg": VicReg, "mae": Mae, "ijepa": Ijepa,
 }

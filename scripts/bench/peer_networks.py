@@ -42,26 +42,85 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
+    """`cls` and what is before the patches in `pos` are empty without a class token."""
+
     def __init__(self, m):
         super().__init__()
         d, p, self.grid = m["width"], m["patch_px"], m["image_px"] // m["patch_px"]
-        std = m.get("init_std", 0.02)
+        std, self.prefix = m.get("init_std", 0.02), int(m.get("class_token", True))
         self.patch = nn.Conv2d(3, d, p, p)
-        self.cls = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, d), std=std))
-        self.pos = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1 + self.grid**2, d), std=std))
+        self.cls = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, self.prefix, d), std=m.get("token_std", std)))
+        if m.get("positions") == "sin_cos":
+            self.pos = nn.Parameter(sin_cos(self.grid, d, self.prefix), requires_grad=False)
+        else:
+            self.pos = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, self.prefix + self.grid**2, d), std=std))
         self.blocks = nn.Sequential(*[Block(d, m["heads"], m.get("mlp_ratio", 4.0)) for _ in range(m["depth"])])
         self.norm = nn.LayerNorm(d, 1e-6)
-        init_linears(self.blocks, std)
+        init_blocks(self.blocks, m)
+        if m.get("initialization") == "xavier":
+            nn.init.xavier_uniform_(self.patch.weight.flatten(1))
+            nn.init.zeros_(self.patch.bias)
+
+    def positions(self, side):
+        """Those of the prefix, and those of the patches of a grid."""
+        pos, patches = self.pos.tensor_split([self.prefix], 1)
+        if side != self.grid:
+            patches = patches.reshape(1, self.grid, self.grid, -1).permute(0, 3, 1, 2)
+            patches = F.interpolate(patches, size=(side, side), mode="bicubic", align_corners=False)
+            patches = patches.flatten(2).transpose(1, 2)
+        return pos, patches
+
+    def before_norm(self, x, cells=None):
+        x = self.patch(x)
+        pos, patches = self.positions(x.shape[-1])
+        x = x.flatten(2).transpose(1, 2) + patches
+        if cells is not None:
+            x = take(x, cells)
+        return self.blocks(torch.cat([(self.cls + pos).expand(len(x), -1, -1), x], 1))
+
+    def tokens(self, x, cells=None):
+        """Class token and patches `[B, P + N, D]`, or only those of `cells` `[B, n]`, which alone are computed."""
+        return self.norm(self.before_norm(x, cells))
 
     def forward(self, x):
-        x = self.patch(x)
-        pos, side = self.pos, x.shape[-1]
-        if side != self.grid:
-            patches = pos[:, 1:].reshape(1, self.grid, self.grid, -1).permute(0, 3, 1, 2)
-            patches = F.interpolate(patches, size=(side, side), mode="bicubic", align_corners=False)
-            pos = torch.cat([pos[:, :1], patches.flatten(2).transpose(1, 2)], 1)
-        x = torch.cat([self.cls.expand(len(x), -1, -1), x.flatten(2).transpose(1, 2)], 1) + pos
-        return self.norm(self.blocks(x)[:, 0])
+        x = self.before_norm(x)
+        return self.norm(x[:, 0] if self.prefix else x.mean(1))
+
+
+class Decoder(nn.Module):
+    """A narrow transformer that sees tokens at their cells and mask tokens at others: MAE's decoder, I-JEPA's predictor.
+
+    `model` is the section of the backbone."""
+
+    def __init__(self, model, width, depth, heads, output):
+        super().__init__()
+        self.prefix = int(model.get("class_token", True))
+        self.embed, self.predict = nn.Linear(model["width"], width), nn.Linear(width, output)
+        self.mask_token = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, 1, width), std=0.02))
+        self.pos = nn.Parameter(sin_cos(model["image_px"] // model["patch_px"], width, 0), requires_grad=False)
+        self.blocks = nn.Sequential(*[Block(width, heads, model.get("mlp_ratio", 4.0)) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width, 1e-6)
+        init_blocks(self, model)
+
+    def forward(self, tokens, seen, asked):
+        """What is at the cells `asked` `[B, m]`; `tokens` `[B, P + n, D]` are those of the cells `seen` `[B, n]`."""
+        pos, x = self.pos.expand(len(tokens), -1, -1), self.embed(tokens)
+        parts = [x[:, :self.prefix], x[:, self.prefix:] + take(pos, seen), self.mask_token + take(pos, asked)]
+        return self.predict(self.norm(self.blocks(torch.cat(parts, 1))[:, -asked.shape[1]:]))
+
+
+def take(x, cells):
+    """The rows `cells` `[B, n]` of `x` `[B, N, D]`."""
+    return x.gather(1, cells.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+def sin_cos(side, width, prefix):
+    """Positions `[1, P + side², D]`: sines and cosines of rows, then of columns; zeros for the prefix."""
+    frequencies = 1e4 ** (-torch.arange(width // 4) / (width // 4))
+    cells = torch.arange(side * side)
+    angles = [place.unsqueeze(1) * frequencies for place in (cells // side, cells % side)]
+    table = torch.cat([part for angle in angles for part in (angle.sin(), angle.cos())], 1)
+    return torch.cat([torch.zeros(prefix, width), table]).unsqueeze(0)
 
 
 class DinoHead(nn.Module):
@@ -89,3 +148,16 @@ def init_linears(module, std):
     for linear in (m for m in module.modules() if isinstance(m, nn.Linear)):
         nn.init.trunc_normal_(linear.weight, std=std)
         nn.init.zeros_(linear.bias)
+
+
+def init_blocks(module, m):
+    """Initial weights of a transformer's linear layers by the rule of its section."""
+    if m.get("initialization") != "xavier":
+        return init_linears(module, m.get("init_std", 0.02))
+    for name, linear in module.named_modules():
+        if isinstance(linear, nn.Linear):
+            # Queries, keys and values are layers of their own.
+            n_layers = 3 if name.endswith("qkv") else 1
+            for part in linear.weight.chunk(n_layers):
+                nn.init.xavier_uniform_(part)
+            nn.init.zeros_(linear.bias)

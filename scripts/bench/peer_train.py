@@ -32,7 +32,7 @@ from peer_data import MEAN, STD, MultiCrop, Shards, batches
 from peer_methods import METHODS
 
 KNOWN = {
-    "model": "arch image_px patch_px width depth heads init_std mlp_ratio stem",
+    "model": "arch image_px patch_px width depth heads init_std mlp_ratio stem class_token positions initialization token_std",
     "data": "",
     "optim": "algorithm batch_size length lr lr_scaling min_lr warmup weight_decay decay_vectors betas momentum clip_norm",
 }

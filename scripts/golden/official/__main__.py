@@ -1,10 +1,10 @@
-"""Makes tests/golden/official/: what the official training code of nine methods computes of small networks,
+"""Makes tests/golden/official/: what the official training code of eleven methods computes of small networks,
 on a CPU, in f64.
 
 Needs torch, torchvision, timm, transformers, safetensors and fvcore, and the official repositories as they are. Run at the root of the repository:
 
     python scripts/golden/official --swav DIR --vissl DIR --classy DIR --apex DIR --lejepa DIR --dino DIR --dinov2 DIR \
-        --dinov3 DIR --moco DIR --barlowtwins DIR --vicreg DIR
+        --dinov3 DIR --moco DIR --barlowtwins DIR --vicreg DIR --mae DIR --ijepa DIR
 
 `--classy` is facebookresearch/ClassyVision, `--apex` a commit of NVIDIA/apex from before May 2025, when LARC was removed. Runs that
 `--only` leaves out need no repository. Nothing of these repositories is
@@ -32,7 +32,9 @@ from dino import DINO_RESNET, DINO_VIT, balanced, dino
 from dinov2_training import dinov2
 from dinov3_training import dinov3
 from distillation import distillation
+from ijepa import ijepa
 from lejepa import lejepa
+from mae import mae
 from mocov3 import moco
 from numbers_by_name import check_chacha
 from simclr import simclr
@@ -70,13 +72,15 @@ def runs(paths, folder: str) -> dict:
         "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
             "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),
         "dinov3": lambda: dinov3(paths, "dinov3", folder),
+        "mae": lambda: mae(paths, "mae"),
+        "ijepa": lambda: ijepa(paths, "ijepa"),
         "dino_balanced": lambda: vit("dinov2_balanced", False, ["--freeze_last_layer", "0"], more_losses=balanced(paths)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    repositories = "swav vissl classy apex lejepa dino dinov2 dinov3 moco barlowtwins vicreg"
+    repositories = "swav vissl classy apex lejepa dino dinov2 dinov3 moco barlowtwins vicreg mae ijepa"
     for name in repositories.split():
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument("--only", nargs="*")

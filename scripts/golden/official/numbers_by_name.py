@@ -41,6 +41,25 @@ def fill(network: nn.Module, name_here) -> None:
             tensor.copy_(numbers.float())
 
 
+def sin_cos(side: int, width: int, n_before: int) -> torch.Tensor:
+    """The table of positions of networks/src/init.rs, `[1, n_before + side², width]`, in f32."""
+    frequencies = 1e4 ** (-np.arange(width // 4) / (width // 4))
+    rows, columns = np.divmod(np.arange(side * side), side)
+    angles = [place[:, None] * frequencies for place in (rows, columns)]
+    table = np.concatenate([function(angle) for angle in angles for function in (np.sin, np.cos)], 1)
+    table = np.concatenate([np.zeros((n_before, width)), table])
+    return torch.from_numpy(table.astype(np.float32)).to(torch.get_default_dtype())[None]
+
+
+def use_our_positions(table: torch.Tensor, n_before: int) -> None:
+    """Replaces the official sines and cosines, whose first half is that of columns, by those here, which begin with rows."""
+    width, side = table.shape[2], int((table.shape[1] - n_before) ** 0.5)
+    ours = sin_cos(side, width, n_before)
+    columns_first = torch.cat([ours[..., width // 2:], ours[..., :width // 2]], -1)
+    assert torch.allclose(table.detach(), columns_first, atol=1e-6)
+    table.data.copy_(ours)
+
+
 def pixels(run: str, batch: int, group: int, n_images: int, n_views: int, size: int) -> torch.Tensor:
     """The views of one size of a batch, `[B, V, 3, S, S]` bytes: noise around a color of each image's own."""
     color = uniform(f"{run}.{batch}.colors", n_images * 3).reshape(n_images, 1, 3, 1, 1) * 160

@@ -12,8 +12,8 @@ use ranks::communicator::Communicator;
 
 use super::names::{uniform, weights};
 use super::runs::{
-    DINO, ONE_SIZE, Run, barlow_twins, byol, dino, dino_resnet, dinov2, dinov3, distillation, lejepa,
-    moco_resnet, moco_vit, simclr, swav, vicreg, views,
+    DINO, ONE_SIZE, Run, barlow_twins, byol, dino, dino_resnet, dinov2, dinov3, distillation, ijepa, lejepa,
+    mae, moco_resnet, moco_vit, simclr, swav, vicreg, views,
 };
 use super::{Golden, assert_near};
 use crate::optim::state::UnitShard;
@@ -194,4 +194,17 @@ fn dinov2_with_separate_heads_is_the_official_run() {
 #[test]
 fn dinov3_is_the_official_run() {
     check_both(&dinov3());
+}
+
+/// Visible cells only, a decoder with mask tokens, and pixels that are normalized by patch.
+#[test]
+fn mae_is_the_official_run() {
+    check_both(&mae());
+}
+
+/// Contexts of different lengths, blocks of one size per step, and a target network without a class
+/// token whose decay is linear.
+#[test]
+fn ijepa_is_the_official_run() {
+    check_both(&ijepa());
 }

@@ -295,3 +295,77 @@ pub(super) fn dinov3() -> Run {
     let recipe = recipe(&[VIT, method, &views, optim]);
     Run { file: "dinov3", views: "dinov3", recipe, loss: 1e-5, weights: 1e-4, not_compared: &[] }
 }
+
+/// A transformer on an 8 × 8 grid of cells, whose positions are a formula.
+const MASKED_VIT: &str = r#"
+[model]
+arch = "vit"
+image_px = 32
+patch_px = 4
+width = 24
+depth = 2
+heads = 2
+positions = "sin_cos"
+"#;
+
+/// One view.
+const ONE_VIEW: &str = r#"
+[views]
+preset = "custom"
+[[views.crops]]
+count = 1
+size_px = 32
+scale = [0.2, 1.0]
+flip_p = 0.5
+jitter = { brightness = 0.0, contrast = 0.0, saturation = 0.0, hue = 0.0, p = 0.0 }
+gray_p = 0.0
+blur_p = 0.0
+blur_sigma = [0.1, 2.0]
+solarize_p = 0.0
+"#;
+
+const MASKED_OPTIM: &str = r#"
+[optim]
+batch_size = 16
+length = { steps = 12 }
+lr_scaling = "fixed"
+min_lr = 1e-5
+warmup = { steps = 4 }
+schedule = "half_cosine"
+clip_norm = 0.0
+"#;
+
+pub(super) fn mae() -> Run {
+    let method = r#"
+[method]
+name = "mae"
+mask_ratio = 0.75
+decoder_width = 16
+decoder_depth = 2
+decoder_heads = 2
+normalize_pixels = true
+"#;
+    let optim = "lr = 0.01\nweight_decay = [0.05, 0.05]\nbetas = [0.9, 0.95]\n";
+    let recipe = recipe(&[MASKED_VIT, method, ONE_VIEW, MASKED_OPTIM, optim]);
+    Run { file: "mae", views: "mae", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
+}
+
+pub(super) fn ijepa() -> Run {
+    let method = r#"
+class_token = false
+[method]
+name = "ijepa"
+predictor_width = 16
+predictor_depth = 2
+predictor_heads = 2
+target_blocks = 4
+target_scale = [0.15, 0.2]
+target_aspect = [0.75, 1.5]
+context_scale = [0.85, 1.0]
+min_context = 15
+teacher_decay = [0.9, 1.0]
+"#;
+    let optim = "lr = 5e-3\nstart_lr = 1e-3\nweight_decay = [0.04, 0.4]\n";
+    let recipe = recipe(&[MASKED_VIT, method, ONE_VIEW, MASKED_OPTIM, optim]);
+    Run { file: "ijepa", views: "ijepa", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
+}
