@@ -50,6 +50,12 @@ impl Schedule {
         Self { start: from, peak: from, end: to, warmup_steps: 0, total_steps, shape: Shape::Cosine }
     }
 
+    /// Creates a straight line from `from` to `to` without warm-up.
+    pub fn linear(from: f64, to: f64, total_steps: u64) -> Self {
+        let shape = Shape::Constant { cooldown_steps: total_steps };
+        Self { start: from, peak: from, end: to, warmup_steps: 0, total_steps, shape }
+    }
+
     /// Returns the value at `step`.
     pub fn at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {

@@ -52,6 +52,15 @@ impl TargetMasks {
     }
 }
 
+impl TargetMasks {
+    /// Returns the number of cells of the smallest context block on `grid`, before those of targets
+    /// are left out.
+    pub fn smallest_context(&self, grid: [usize; 2]) -> usize {
+        let [rows, columns] = block_size(grid, 0.0, self.context_scale, [1.0, 1.0]);
+        rows * columns
+    }
+}
+
 /// The masks of one view.
 pub(super) struct TargetMask {
     /// Cells of all targets, target after target.

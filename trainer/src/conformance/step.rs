@@ -87,6 +87,7 @@ impl WholeBatch<'_> {
             batch_size: BATCH,
             n_views: spec.sizes().into_iter().map(|size| views[size].n_views).collect(),
         };
+        let pixels = input.clone();
         let mut streams = input;
         let backbone = spec.units_to(Readout::All, &self.plan.recipe.model);
         for (index, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
@@ -113,7 +114,7 @@ impl WholeBatch<'_> {
             heads.insert(head.name, outputs);
         }
         let heads = heads.into_iter().map(|(name, outputs)| (name, head_outputs(&outputs))).collect();
-        Outputs { heads: HeadOutputs::new(BATCH, &sizes, heads), features: sizes }
+        Outputs { heads: HeadOutputs::new(BATCH, &sizes, heads), features: sizes, pixels }
     }
 
     /// Returns the shards of the network `name`.
@@ -163,7 +164,11 @@ impl WholeBatch<'_> {
                 }
                 heads.insert(*name, outputs);
             }
-            micro_batches.push(Outputs { heads: HeadOutputs::new(BATCH / n, &features, heads), features });
+            let heads = HeadOutputs::new(BATCH / n, &features, heads);
+            // Pixels are not part of the graph.
+            let pixels =
+                batch.pixels.iter().map(|tokens| slice_tokens(tokens, index, n).map(detached)).collect();
+            micro_batches.push(Outputs { heads, features, pixels });
         }
         micro_batches
     }
@@ -249,6 +254,11 @@ fn slice_tokens(tokens: &Tokens, index: usize, n: usize) -> Tokens {
         masked.rows = Arc::new(MaskedCells { cells, visible, n_blocks: all.n_blocks });
     }
     Tokens::new(tokens.x.clone().slice([rows]), vec![group])
+}
+
+/// Returns `x` without its graph.
+fn detached(x: &Tensor<2>) -> Tensor<2> {
+    if x.is_autodiff() { x.clone().inner() } else { x.clone() }
 }
 
 /// Returns the rows of `x` `[R, 1, K]` that belong to micro-batch `index` of `n`; `None` if it has

@@ -44,7 +44,8 @@ fn head_outputs(name: &'static str, x: Tensor<3>) -> Outputs {
     let [b, v, k] = x.dims();
     let global = HeadOutput::from_views(x.clone().slice([0..b, 0..2, 0..k]));
     let local = HeadOutput::from_views(x.slice([0..b, 2..v, 0..k]));
-    Outputs { features: Vec::new(), heads: HeadOutputs::new(b, &[], [(name, vec![global, local])].into()) }
+    let heads = HeadOutputs::new(b, &[], [(name, vec![global, local])].into());
+    Outputs { features: Vec::new(), heads, pixels: Vec::new() }
 }
 
 /// Returns loss and gradient of one micro-batch whose head `name` outputs `x` of `[B, V, K]`, two
@@ -191,7 +192,8 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
     let others = views[1..].iter().cloned().map(HeadOutput::from_views);
     let sizes = std::iter::once(first).chain(others).collect();
     let features = vec![features];
-    Outputs { heads: HeadOutputs::new(b, &features, [("head", sizes)].into()), features }
+    let heads = HeadOutputs::new(b, &features, [("head", sizes)].into());
+    Outputs { heads, features, pixels: Vec::new() }
 }
 
 /// `iBOTLoss` of the official code, with centers, and views of which some are not masked.

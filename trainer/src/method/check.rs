@@ -28,13 +28,14 @@ pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), Stri
 /// # Errors
 /// A message with the key and the reason.
 pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
-    let masked: Vec<&NetworkSpec> = networks.iter().filter(|network| network.takes_masks).collect();
-    if masked.iter().any(|network| network.model(model).masked_units(Readout::Pooled).is_none()) {
+    let drops = |network: &NetworkSpec| network.sees.iter().any(|views| views.masking == Masking::Dropped);
+    let mut masked = networks.iter().filter(|network| network.takes_masks || drops(network));
+    if masked.any(|network| network.model(model).masked_units(Readout::Pooled).is_none()) {
         return Err("model.arch: the method masks patches, but this backbone has no tokens to mask: use a \
                     transformer, or a method that masks nothing, such as lejepa or dino"
             .into());
     }
-    if !masked.is_empty() {
+    if networks.iter().any(|network| network.takes_masks) {
         return Ok(());
     }
     match model.setting_of_masks() {

@@ -14,8 +14,10 @@ mod dinov3;
 mod dinov3distillation;
 mod distillation;
 mod ibot;
+mod ijepa;
 mod lejepa;
 pub(crate) mod loss;
+mod mae;
 mod mocov3;
 pub(crate) mod network;
 mod prototype_group;
@@ -101,6 +103,12 @@ pub trait Method: Send + Sync {
     /// Returns whether [`Method::prepare`] needs the output of the trained network's heads, which
     /// costs a second pass through them.
     fn prepares_with_heads(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the loss needs the pixels of the views that the trained network sees, as
+    /// [`Outputs::pixels`].
+    fn reads_pixels(&self) -> bool {
         false
     }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::network::FrozenEntry;
 use super::{
     Method, MethodContext, MethodRecipe, barlowtwins, byol, dino, dinov2, dinov3, dinov3distillation,
-    distillation, ibot, lejepa, mocov3, simclr, swav, vicreg,
+    distillation, ibot, ijepa, lejepa, mae, mocov3, simclr, swav, vicreg,
 };
 #[cfg(test)]
 use super::{toy, toymasked};
@@ -92,6 +92,10 @@ methods! {
     Simclr => simclr,
     /// Swapped assignments between views.
     Swav => swav,
+    /// Prediction of the features of blocks of patches from those around them.
+    Ijepa => ijepa,
+    /// Prediction of the pixels of masked patches.
+    Mae => mae,
     /// Joint embeddings whose channels are equal in two views and differ from one another.
     BarlowTwins => barlowtwins,
     /// Prediction of a moving average's projections of another view.

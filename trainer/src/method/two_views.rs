@@ -3,9 +3,9 @@
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use kernels::ops::unit_rows;
-use networks::outputs::Outputs;
 use networks::head::projection::{Normalizes, Projection};
 use networks::head::{Head, Reads};
+use networks::outputs::Outputs;
 
 /// Keeps a norm away from zero, as in PyTorch's `normalize`.
 const NORM_EPSILON: f64 = 1e-12;

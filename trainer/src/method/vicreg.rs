@@ -16,9 +16,9 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use networks::outputs::Outputs;
 use networks::head::projection::Normalizes;
 use networks::head::{Head, Reads};
+use networks::outputs::Outputs;
 use networks::unit::StatSets;
 use ranks::EngineError;
 use ranks::peers::Peers;

@@ -54,6 +54,8 @@ pub(super) struct Execution<'a> {
     batches: Vec<Vec<MicroBatch>>,
     /// Features of the network that runs, by micro-batch.
     features: Vec<MicroBatch>,
+    /// Pixels that the trained network sees, if the method reads them.
+    pixels: Vec<MicroBatch>,
     /// Weights that have arrived for the next computation, by index of the unit.
     flats: BTreeMap<usize, Tensor<1>>,
     /// Outputs of the networks without gradients, until the loss has run.
@@ -98,6 +100,7 @@ impl<'a> Execution<'a> {
             reductions,
             batches,
             features: Vec::new(),
+            pixels: Vec::new(),
             flats: BTreeMap::new(),
             inferred: Inferred::default(),
             tapes: Vec::new(),
@@ -216,6 +219,9 @@ impl<'a> Execution<'a> {
         if unit == 0 {
             self.features = select_views(&self.batches, network);
             self.batches.clear();
+            if self.inputs.scoring.method.reads_pixels() {
+                self.pixels = self.features.clone();
+            }
         }
         let flat = self.take_flat(unit);
         let gathered = network.gathered(unit, &flat);
@@ -237,7 +243,9 @@ impl<'a> Execution<'a> {
     fn loss(&mut self) -> Result<(), EngineError> {
         let flats = std::mem::take(&mut self.flats);
         let features = std::mem::take(&mut self.features);
-        let scored = self.inputs.scoring.run(&features, flats, &mut self.inferred, &mut self.gathers)?;
+        let pixels = std::mem::take(&mut self.pixels);
+        let scoring = &self.inputs.scoring;
+        let scored = scoring.run(&features, &pixels, flats, &mut self.inferred, &mut self.gathers)?;
         let LossResult { scalars, grads, param_grads, observed, constrained, observations, trained } = scored;
         let evaluated = self.inputs.scoring.method.evaluated();
         self.results.embeddings = embeddings(evaluated, &self.inferred.outputs, &trained);

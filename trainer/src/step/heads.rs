@@ -34,6 +34,8 @@ pub(super) type Parts = Vec<Tokens>;
 pub(super) struct GraphInput {
     /// Features of the backbone, by view size.
     pub(super) features: Streams,
+    /// Pixels of the views, by view size; empty unless the method reads them.
+    pub(super) pixels: Streams,
     /// Outputs of staged units, by head and view size.
     pub(super) staged: BTreeMap<&'static str, Streams>,
 }
@@ -285,7 +287,7 @@ impl<'a> HeadPass<'a> {
             .into_iter()
             .map(|input| {
                 let heads = self.undivided_outputs(&input, &leaves, n_images);
-                Outputs { features: input.features, heads }
+                Outputs { features: input.features, heads, pixels: input.pixels }
             })
             .collect()
     }
@@ -299,7 +301,7 @@ pub(super) fn graph_inputs(features: &[MicroBatch], heads: &[StagedHead<'_>]) ->
         for head in heads {
             staged.insert(head.placed.head.name, head.batches[index].concat());
         }
-        inputs.push(GraphInput { features: in_f32(batch.concat()), staged });
+        inputs.push(GraphInput { features: in_f32(batch.concat()), pixels: Streams::new(), staged });
     }
     inputs
 }

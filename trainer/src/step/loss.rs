@@ -83,11 +83,12 @@ impl<'a> Scoring<'a> {
     }
 
     /// Computes the loss, its gradient at the backbone's outputs, and the gradients of the heads'
-    /// units, whose gathered weights are `flats`. The outputs of heads in `others` are dropped once
+    /// units, whose gathered weights are `flats`. `pixels` are those of the views, or empty. The outputs of heads in `others` are dropped once
     /// the method has prepared its loss with them.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
+        pixels: &[MicroBatch],
         mut flats: Flats,
         others: &mut Inferred,
         gathers: &mut GatherQueue<'_>,
@@ -95,7 +96,10 @@ impl<'a> Scoring<'a> {
         let constrained = self.heads().constrain(&mut flats);
         let mut observations = Vec::new();
         let heads = self.heads().forward_staged(batches, &flats, self.passes, gathers, &mut observations)?;
-        let inputs = graph_inputs(batches, &heads);
+        let mut inputs = graph_inputs(batches, &heads);
+        for (input, batch) in inputs.iter_mut().zip(pixels) {
+            input.pixels = batch.concat();
+        }
         let mut trained = self.detached_outputs(&inputs, &flats);
         let column_inputs = self.columns.gather(&inputs)?;
         let loss = self.prepare(&trained, others, &column_inputs, &flats)?;
@@ -210,10 +214,12 @@ impl<'a> Scoring<'a> {
         let leaves = self.heads().leaves(flats, true);
         let input = GraphInput {
             features: tracked_leaves(&input.features),
+            pixels: input.pixels.clone(),
             staged: input.staged.iter().map(|(name, sizes)| (*name, tracked_leaves(sizes))).collect(),
         };
         let head_outputs = self.heads().undivided_outputs(&input, &leaves, self.columns.batch.n_images);
-        let trained = Outputs { features: input.features.clone(), heads: head_outputs };
+        let trained =
+            Outputs { features: input.features.clone(), heads: head_outputs, pixels: input.pixels.clone() };
         let scored = loss.micro_batch_loss(index, &trained);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         drop(trained);
@@ -239,6 +245,7 @@ impl<'a> Scoring<'a> {
             .map(|input| Outputs {
                 heads: HeadOutputs::new(self.columns.batch.n_images, &input.features, BTreeMap::new()),
                 features: input.features.clone(),
+                pixels: input.pixels.clone(),
             })
             .collect()
     }

@@ -52,7 +52,7 @@ pub fn attention(qkv: Tensor<2>, lengths: &Lengths, n_heads: usize) -> Tensor<2>
     assert_eq!(lengths.n_tokens(), n_tokens, "tokens of the sequences");
     #[cfg(feature = "cube")]
     if cube::is_cube(&qkv) {
-        return by_runs(qkv, lengths, |rows| run(cube::Attention { n_heads }, [rows.into()]));
+        return run(cube::StreamAttention { n_heads, lengths: lengths.clone() }, [qkv.into()]);
     }
     match flex_dtype(&qkv) {
         Some(DType::F32) => run(Attention::<f32>::new(lengths, n_heads), [qkv.into()]),
