@@ -22,6 +22,7 @@ pub mod params;
 pub mod part_name;
 pub mod patches;
 pub mod probe;
+mod readout;
 pub mod safetensors;
 pub mod sampler;
 pub mod tensor;

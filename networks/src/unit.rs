@@ -302,6 +302,9 @@ pub struct Cost {
     pub flops: f64,
     /// Elements that the graph holds until the backward pass.
     pub graph: Elements,
+    /// Elements of gradients within the unit that the backward pass holds at a time, beside the
+    /// graph.
+    pub inner_gradients: Elements,
     /// Whether the graph holds the output, from which it computes gradients on a CPU. Otherwise the
     /// gradient at the output may take its place.
     pub holds_output: bool,
@@ -310,7 +313,7 @@ pub struct Cost {
 impl Cost {
     /// Returns the cost of a pass whose graph does not hold its output.
     pub fn new(flops: f64, graph: Elements) -> Self {
-        Self { flops, graph, holds_output: false }
+        Self { flops, graph, inner_gradients: Elements::default(), holds_output: false }
     }
 }
 
@@ -338,6 +341,11 @@ impl Elements {
     /// Returns `n` elements of the type of products.
     pub fn products(n: f64) -> Self {
         Self { products: n, ..Self::default() }
+    }
+
+    /// Returns the elements in a unit that computes products in f32.
+    pub fn in_f32(self) -> Self {
+        Self { wide: self.wide + self.products, products: 0.0, ..self }
     }
 
     /// Returns the number of elements that are written, without copies.
@@ -389,6 +397,7 @@ impl Add for Cost {
         Self {
             flops: self.flops + other.flops,
             graph: self.graph + other.graph,
+            inner_gradients: self.inner_gradients + other.inner_gradients,
             holds_output: self.holds_output || other.holds_output,
         }
     }

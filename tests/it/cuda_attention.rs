@@ -24,7 +24,6 @@ fn run(d_head: usize) {
     ok(&out);
     let stdout = String::from_utf8_lossy(&out.stdout);
     assert!(stdout.contains(&format!("heads of {d_head}: right")), "{stdout}");
-    print!("{stdout}");
 }
 
 #[test]

@@ -17,6 +17,8 @@ mod vit;
 
 pub use registry::ModelConfig;
 
+pub use crate::readout::Readout;
+
 use augment::{Depth, PixelFormat};
 
 use super::unit::Unit;
@@ -47,15 +49,6 @@ fn check_channels(n_channels: usize) -> Result<(), String> {
     PixelFormat { n_channels, depth: Depth::default() }
         .validate()
         .map_err(|reason| format!("model.channels: {reason}"))
-}
-
-/// Features that a backbone returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Readout {
-    /// One vector per view, `[B·V, D]`.
-    Pooled,
-    /// All tokens, `[B·V·(P + N), D]`.
-    All,
 }
 
 /// Levels at which features can be read between the units.

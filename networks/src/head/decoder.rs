@@ -14,10 +14,10 @@ use std::sync::Arc;
 use burn_tensor::Tensor;
 use kernels::ops::{linear, select_rows};
 
-use crate::backbone::Readout;
 use crate::draws::DropRule;
 use crate::interpolation::Resampling;
 use crate::params::{Init, ParamSpec};
+use crate::readout::Readout;
 use crate::tokens::{Masked, SequenceRole, Sequences, Tokens};
 use crate::transformer::block::{Block, MlpKind, QkvBias};
 use crate::transformer::initial_weights::{InitialWeights, Initialization};

@@ -6,7 +6,7 @@ pub mod projection;
 pub mod prototypes;
 pub mod unit_prototypes;
 
-use crate::backbone::Readout;
+use crate::readout::Readout;
 use crate::tokens::Tokens;
 use crate::unit::{GroupShape, Unit};
 

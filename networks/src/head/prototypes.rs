@@ -113,7 +113,7 @@ impl Unit for Prototypes {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
         let flops = 2.0 * (rows * self.count * self.input) as f64;
         let graph = Elements::wide(3.0 * (rows * self.count) as f64);
-        let cost = Cost { flops, graph, holds_output: self.lengths != Lengths::Free };
+        let cost = Cost { holds_output: self.lengths != Lengths::Free, ..Cost::new(flops, graph) };
         (cost, groups.iter().map(|group| GroupShape { width: self.count, ..*group }).collect())
     }
 }

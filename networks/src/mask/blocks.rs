@@ -14,7 +14,7 @@
 
 use augment::ViewRng;
 
-use super::MASK_DOMAIN;
+use super::cells::MASK_DOMAIN;
 
 /// Largest ratio of a block's sides.
 const ELONGATION: f64 = 1.0 / 0.3;

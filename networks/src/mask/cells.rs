@@ -1,5 +1,8 @@
 //! The masked cells of sequences.
 
+/// Domain that separates the streams of masks from all others.
+pub(super) const MASK_DOMAIN: u64 = 0x6d61_736b_0000_0000;
+
 /// What a network sees of masked cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Masking {

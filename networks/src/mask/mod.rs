@@ -12,6 +12,3 @@ pub use cells::{MaskedCells, Masking};
 pub use random::RandomMasks;
 pub use rule::{MaskKind, MaskRule, MaskSampler, MaskedCount};
 pub use targets::TargetMasks;
-
-/// Domain that separates the streams of masks from all others.
-const MASK_DOMAIN: u64 = 0x6d61_736b_0000_0000;

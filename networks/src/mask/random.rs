@@ -6,7 +6,7 @@
 
 use augment::ViewRng;
 
-use super::MASK_DOMAIN;
+use super::cells::MASK_DOMAIN;
 
 /// Random cells, the same number in every view.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -13,7 +13,7 @@
 
 use augment::ViewRng;
 
-use super::MASK_DOMAIN;
+use super::cells::MASK_DOMAIN;
 
 /// Draws of a context after which one target fewer is kept out of it.
 const N_DRAWS: usize = 20;

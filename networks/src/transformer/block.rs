@@ -336,7 +336,10 @@ impl Unit for Block {
                 products: rows * (n_branches * width + scaled + copies + computed * inner),
                 ..Elements::default()
             };
-            costs.push(Cost::new(flops, graph));
+            // The gradient at the hidden layer, which the gradients of the first product wait for.
+            let hidden_gradient =
+                Elements::products(rows * n_mlps * computed * self.mlp.n_products() as f64 * hidden);
+            costs.push(Cost { inner_gradients: hidden_gradient, ..Cost::new(flops, graph) });
         }
         (costs.into_iter().sum(), groups.to_vec())
     }

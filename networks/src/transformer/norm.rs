@@ -7,8 +7,8 @@
 use burn_tensor::Tensor;
 use kernels::ops::layer_norm;
 
-use crate::backbone::Readout;
 use crate::params::ParamSpec;
+use crate::readout::Readout;
 use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 

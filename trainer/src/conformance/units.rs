@@ -280,7 +280,8 @@ fn group_shape(input: &Tokens, n_images: usize) -> GroupShape {
     }
     if let Some(Masked { rows, masking: Masking::Dropped }) = &group.masked {
         let n_visible: usize = rows.visible_cells(group.n_grid_cells()).iter().map(Vec::len).sum();
-        shape.n_dropped = group.n_grid_cells() - n_visible / group.n;
+        let mean_visible = (n_visible as f64 / group.n as f64).round() as usize;
+        shape.n_dropped = group.n_grid_cells() - mean_visible;
         shape.n_masked = rows.n() / n_images;
         shape.n_mask_blocks = rows.n_blocks;
     }
@@ -303,8 +304,8 @@ fn stated_costs_and_shapes_equal_measured_ones() {
             let has_cells =
                 chain.inputs[0].groups.iter().any(|group| group.role == SequenceRole::MaskedCells);
             let n_images = if has_cells { 1 } else { BATCH };
-            // The stated numbers are those of the mean length.
-            let tolerance = if has_ragged_sequences(&chain.inputs[0]) { 0.15 } else { 1e-9 };
+            // The stated numbers are those of the mean length, rounded, of a few tokens.
+            let tolerance = if has_ragged_sequences(&chain.inputs[0]) { 0.2 } else { 1e-9 };
             let mut shapes: Vec<GroupShape> =
                 chain.inputs.iter().map(|input| group_shape(input, n_images)).collect();
             let mut flops = 0.0;

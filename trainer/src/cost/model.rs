@@ -37,6 +37,8 @@ pub struct UnitCost {
     pub given: Elements,
     /// Elements that its graph holds.
     pub graph: Elements,
+    /// Elements of gradients within the unit that the backward pass holds beside the graph.
+    pub inner_gradients: Elements,
     /// Parts of its output, by view size, if it is the last unit of a head.
     pub outputs: Vec<Vec<OutputPart>>,
     /// Share of its rows that are masked cells, whose number differs from batch to batch.
@@ -114,6 +116,7 @@ impl UnitCost {
             input: nothing,
             given: nothing,
             graph: nothing,
+            inner_gradients: nothing,
             outputs: Vec::new(),
             masked_share: 0.0,
             holds_output: false,
@@ -387,6 +390,9 @@ fn units_cost(
         };
         let (mut costs, shapes) = unit_costs(units, rows.iter().map(|rows| rows.shape).collect());
         for (position, unit) in costs.iter_mut().enumerate() {
+            // Heads compute in f32.
+            unit.graph = unit.graph.in_f32();
+            unit.inner_gradients = unit.inner_gradients.in_f32();
             unit.masked_share = masked_share(&rows);
             unit.runs_twice = runs_twice && position >= n_staged;
         }
@@ -421,6 +427,7 @@ fn unit_costs(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<Unit
             input,
             given,
             graph: cost.graph,
+            inner_gradients: cost.inner_gradients,
             outputs: Vec::new(),
             masked_share: 0.0,
             holds_output: cost.holds_output,

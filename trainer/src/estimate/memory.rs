@@ -269,7 +269,7 @@ fn recomputed_bytes(placed: PlacedModel<'_>, index: usize) -> f64 {
     if unit.n_sums > 0 {
         return placed.graph_bytes(unit, placed.n_images()) + output + given;
     }
-    let graph = placed.graph_bytes(unit, placed.micro_batch());
+    let graph = placed.graph_bytes(unit, placed.micro_batch()) + placed.inner_gradient_bytes(unit);
     if unit.given != unit.input {
         return graph + output + given;
     }

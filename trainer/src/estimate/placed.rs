@@ -170,6 +170,12 @@ impl<'a> PlacedModel<'a> {
         self.bytes(unit.graph, n_images) * self.high_ratio(unit.masked_share, n_images)
     }
 
+    /// Bytes of gradients within `unit` that the backward pass of a micro-batch holds beside the
+    /// graph.
+    pub(super) fn inner_gradient_bytes(&self, unit: &UnitCost) -> f64 {
+        self.bytes(unit.inner_gradients, self.micro_batch())
+    }
+
     fn bytes(&self, elements: Elements, n_images: f64) -> f64 {
         elements.bytes(self.placement.precision.types()) * n_images
     }

@@ -241,7 +241,8 @@ mod tests {
             for index in 0..n {
                 let first_leaf = firsts[index].clone().autodiff().require_grad();
                 let second_leaf = seconds[index].clone().autodiff().require_grad();
-                let loss = prepared.loss.loss(&[first_leaf.clone()], &[second_leaf.clone()]);
+                let loss =
+                    prepared.loss.loss(std::slice::from_ref(&first_leaf), std::slice::from_ref(&second_leaf));
                 assert_close("value", loss.clone().inner(), expected.clone().inner(), 2e-5);
                 let grads = loss.backward();
                 let gradient = first_leaf.grad(&grads).unwrap() / n as f64;

@@ -15,7 +15,7 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use kernels::ops::layer_norm;
+use kernels::ops::{layer_norm, total};
 use networks::Initialization;
 use networks::head::decoder::Decoder;
 use networks::head::{Head, Reads};
@@ -279,9 +279,17 @@ impl BatchLoss for IjepaLoss {
     fn micro_batch_loss(&self, index: usize, context: &Outputs) -> MicroBatchLoss {
         // Every view has target blocks.
         let predicted = context.heads.on_masked(PREDICTOR, 0).expect("target blocks").squeeze_dim::<2>(1);
-        let distance = (predicted - self.targets[index].clone().autodiff()).abs();
-        let below = distance.clone().clamp_max(1.0);
-        let loss = below.clone() * below.clone() * 0.5 + (distance - below);
-        MicroBatchLoss { loss: loss.mean(), gauges: Vec::new() }
+        let [n_rows, d] = predicted.dims();
+        let n = (n_rows * d) as f64;
+        let detached = predicted.clone().inner();
+        let difference = detached.clone() - self.targets[index].clone();
+        // Half the square below 1, and the distance less one half above: the slope is the difference,
+        // clamped.
+        let slope = difference.clone().clamp(-1.0, 1.0);
+        let value = total(slope.clone() * (difference - slope.clone() * 0.5)) / n;
+        // A linear function of the predictions with this slope, shifted to the value.
+        let linear_value = total(detached * slope.clone()) / n;
+        let linear = total(predicted * slope.autodiff()) / n;
+        MicroBatchLoss { loss: linear + (value - linear_value).autodiff(), gauges: Vec::new() }
     }
 }

@@ -309,8 +309,9 @@ mod tests {
             }
             let prepared = VicRegLoss::new(&parts, &config, Peers::new(&comm, n)).unwrap();
             let mut value = 0.0;
-            for index in 0..n {
-                let leaves = [0, 1].map(|view: usize| parts[view][index].clone().autodiff().require_grad());
+            let [first, second] = &parts[..] else { unreachable!("two views") };
+            for (index, (first, second)) in first.iter().zip(second).enumerate() {
+                let leaves = [first, second].map(|part| part.clone().autodiff().require_grad());
                 let loss = prepared.loss(&leaves).loss;
                 value += loss.clone().into_scalar::<f32>() / n as f32;
                 let grads = loss.backward();

@@ -9,10 +9,6 @@ use crate::ops::gemm::Mat;
 use crate::ops::math::exp;
 use crate::ops::number::Number;
 
-/// Longest sequences that are short: the scores of a head, 324 KiB, fit the L2 cache beside what
-/// the products read and pack.
-pub(super) const MAX_TOKENS: usize = 288;
-
 /// Computes the attention of a sequence: from `[N, 3·D]` to weights `[H, N, N]` and output
 /// `[N, D]`.
 pub(super) fn attend<T: Number>(

@@ -170,7 +170,7 @@ mod tests {
             for index in 0..n {
                 let leaf_x = x_parts[index].clone().autodiff().require_grad();
                 let leaf_y = y_parts[index].clone().autodiff().require_grad();
-                let value = loss.loss(&[leaf_x.clone()], &[leaf_y.clone()]);
+                let value = loss.loss(std::slice::from_ref(&leaf_x), std::slice::from_ref(&leaf_y));
                 assert_close("value", value.clone().inner(), expected.clone().inner(), 2e-5);
                 let grads = value.backward();
                 let x_grad = leaf_x.grad(&grads).unwrap() / n as f64;

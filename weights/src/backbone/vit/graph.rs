@@ -21,11 +21,23 @@ pub(super) fn build(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Res
         x = residual(graph, &format!("{block}.ls2"), &x, &h, config)?;
     }
     let x = norm(graph, "norm", &x, config.norm_epsilon)?;
+    if !config.class_token {
+        let maps = graph.node("Transpose", &[&x], &[Setting::Ints("perm", &[0, 2, 1])]);
+        let mean = graph.node("GlobalAveragePool", &[&maps], &[]);
+        let flat = graph.integers(&[0, config.width as i64]);
+        let embedding = graph.node("Reshape", &[&mean, &flat], &[]);
+        return Ok(GraphOutputs { embedding, patches: x, has_fixed_size: true });
+    }
     let first = graph.index(0);
     let embedding = graph.node("Gather", &[&x, &first], &[Setting::Int("axis", 1)]);
-    let patches = slice(graph, &x, 1 + config.registers as i64, i64::MAX, 1);
+    let patches = slice(graph, &x, n_prefix(config) as i64, i64::MAX, 1);
     // Positions are stored for each patch.
     Ok(GraphOutputs { embedding, patches, has_fixed_size: true })
+}
+
+/// Returns the number of prefix tokens.
+fn n_prefix(config: &VitConfig) -> usize {
+    usize::from(config.class_token) + config.registers
 }
 
 /// Adds the slice `start..end` of `x` along `axis`.
@@ -47,6 +59,15 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
     let flat = graph.integers(&[0, d as i64, -1]);
     let maps = graph.node("Reshape", &[&maps, &flat], &[]);
     let mut patches = graph.node("Transpose", &[&maps], &[Setting::Ints("perm", &[0, 2, 1])]);
+    if !config.class_token {
+        if config.positions == Positions::Rope {
+            return Ok(patches);
+        }
+        let positions = config.positions_for(&graph.tensor("pos_embed")?.values, px);
+        let shape = [1, positions.len() / d, d];
+        let positions = graph.float_tensor("pos_embed.patches", &shape, &positions);
+        return Ok(graph.node("Add", &[&patches, &positions], &[]));
+    }
     let mut prefix = graph.tensor("cls_token")?.values.clone();
     match config.positions {
         Positions::Rope => {}
@@ -63,7 +84,7 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
     if config.registers > 0 {
         prefix.extend(&graph.tensor("reg_token")?.values);
     }
-    let n_prefix = 1 + config.registers;
+    let n_prefix = n_prefix(config);
     let prefix = graph.float_tensor("prefix", &[1, n_prefix, d], &prefix);
     // One prefix for each image.
     let shape = graph.node("Shape", &[&patches], &[Setting::Int("start", 0), Setting::Int("end", 1)]);
@@ -81,14 +102,17 @@ fn embed(graph: &mut Graph<'_>, config: &VitConfig, px: usize) -> Result<Value, 
 /// A message, if a constant is missing or has another shape.
 pub(super) fn restore_merged(arrays: &mut Arrays, config: &VitConfig) -> Result<ModelConfig, String> {
     let d = config.width;
-    let n_prefix = 1 + config.registers;
-    let prefix = arrays.remove("prefix").filter(|prefix| prefix.shape == [1, n_prefix, d]);
-    let mut class =
-        prefix.ok_or_else(|| format!("its prefix does not have shape [1, {n_prefix}, {d}]"))?.values;
-    let registers = class.split_off(d);
-    arrays.insert("cls_token".into(), Array { shape: vec![1, 1, d], values: class });
-    if config.registers > 0 {
-        arrays.insert("reg_token".into(), Array { shape: vec![1, config.registers, d], values: registers });
+    let n_prefix = n_prefix(config);
+    if config.class_token {
+        let prefix = arrays.remove("prefix").filter(|prefix| prefix.shape == [1, n_prefix, d]);
+        let mut class =
+            prefix.ok_or_else(|| format!("its prefix does not have shape [1, {n_prefix}, {d}]"))?.values;
+        let registers = class.split_off(d);
+        arrays.insert("cls_token".into(), Array { shape: vec![1, 1, d], values: class });
+        if config.registers > 0 {
+            let shape = vec![1, config.registers, d];
+            arrays.insert("reg_token".into(), Array { shape, values: registers });
+        }
     }
     if config.positions == Positions::Rope {
         return Ok(ModelConfig::Vit(config.clone()));
@@ -99,8 +123,9 @@ pub(super) fn restore_merged(arrays: &mut Arrays, config: &VitConfig) -> Result<
     if positions.shape != [1, n, d] || side == 0 || side * side != n {
         return Err(format!("its patch positions have shape {:?}, not [1, n², {d}]", positions.shape));
     }
-    let values = [vec![0.0; d], positions.values].concat();
-    arrays.insert("pos_embed".into(), Array { shape: vec![1, 1 + n, d], values });
+    let n_before = usize::from(config.class_token);
+    let values = [vec![0.0; n_before * d], positions.values].concat();
+    arrays.insert("pos_embed".into(), Array { shape: vec![1, n_before + n, d], values });
     Ok(ModelConfig::Vit(VitConfig { image_px: side * config.patch_px, ..config.clone() }))
 }
 
@@ -123,8 +148,7 @@ fn rotation_table(
     prefix_value: f32,
 ) -> Value {
     let d_head = config.width / config.heads;
-    let n_prefix = 1 + config.registers;
-    let mut values = vec![prefix_value; n_prefix * d_head];
+    let mut values = vec![prefix_value; n_prefix(config) * d_head];
     for row in table.chunks_exact(d_head / 2) {
         // Both halves of a head are rotated by the same angles.
         values.extend_from_slice(row);

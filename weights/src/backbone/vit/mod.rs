@@ -120,6 +120,6 @@ impl Exchange for VitConfig {
     }
 
     fn pooling(&self) -> &'static str {
-        "class token"
+        if self.class_token { "class token" } else { "mean of the patches" }
     }
 }

@@ -3,7 +3,7 @@
 
 use networks::{MlpKind, ModelConfig, Positions, QkvBias, VitConfig};
 
-use super::names::{ALL, Names, ROTARY};
+use super::names::{ALL, Names, ROTARY, TIMM};
 use crate::backbone::Recognized;
 use crate::file::Array;
 use crate::library::Library;
@@ -78,9 +78,18 @@ const REQUIRED: [&str; 4] = [
     "blocks.0.mlp.fc2.weight",
 ];
 
+/// Returns true if the networks with these names have rotary positions.
+fn is_rotary(names: &Names) -> bool {
+    names.pos_embed.is_empty()
+}
+
 /// Returns true if `tensors` have the required parameters under `names`.
 fn has_required(tensors: &BackboneTensors, names: &Names) -> bool {
-    let mut required = vec![names.cls_token.to_string(), names.pos_embed.to_string()];
+    let mut required = vec![names.pos_embed.to_string()];
+    // timm has networks without a class token.
+    if names.cls_token != TIMM.cls_token || is_rotary(names) {
+        required.push(names.cls_token.to_string());
+    }
     required.retain(|name| !name.is_empty());
     for name in REQUIRED {
         required.extend(names.library_names(name));
@@ -181,6 +190,7 @@ struct Sizes {
     heads: usize,
     hidden: usize,
     mlp: MlpKind,
+    has_class_token: bool,
     registers: usize,
     has_layer_scale: bool,
     is_rotary: bool,
@@ -251,6 +261,7 @@ impl Sizes {
             heads,
             hidden,
             mlp,
+            has_class_token: tensors.contains(names.cls_token),
             registers,
             has_layer_scale,
             is_rotary,
@@ -288,6 +299,7 @@ impl Sizes {
             mlp_multiple: if self.hidden.is_multiple_of(8) { 8 } else { 1 },
             rope_base: self.rope_base,
             qkv_bias: self.qkv_bias,
+            class_token: self.has_class_token,
             registers: self.registers,
             layer_scale: self.has_layer_scale.then_some(1e-5),
             pos_offset,
@@ -316,8 +328,8 @@ fn first_name(names: &Names, name: &str) -> String {
     names.library_names(name).swap_remove(0)
 }
 
-/// Returns the cells along a side of the position embedding. If it has no row for the class token,
-/// a row of zeros is added.
+/// Returns the cells along a side of the position embedding. If it has no row for a class token that
+/// the network has, a row of zeros is added.
 fn square_positions(tensors: &mut BackboneTensors, names: &Names, width: usize) -> Result<usize, String> {
     let positions = tensors.remove(names.pos_embed).ok_or("it has no position embedding")?;
     let shape = positions.shape.clone();
@@ -325,6 +337,11 @@ fn square_positions(tensors: &mut BackboneTensors, names: &Names, width: usize) 
         &[1, n, d] if d == width => n,
         _ => return Err(format!("its position embedding has shape {shape:?}, not [1, 1 + N, {width}]")),
     };
+    if !tensors.contains(names.cls_token) {
+        let grid = exact_root(n).filter(|grid| *grid > 0);
+        tensors.insert(names.pos_embed, positions);
+        return grid.ok_or_else(|| format!("its position embedding has {n} rows, which is not n²"));
+    }
     let (grid, values) = match (exact_root(n.saturating_sub(1)), exact_root(n)) {
         (Some(grid), _) if n > 1 => (grid, positions.values),
         (_, Some(grid)) => (grid, [vec![0.0; width], positions.values].concat()),

@@ -17,6 +17,7 @@ use crate::file::{Array, Arrays};
 /// the token: timm has positions for patches only.
 pub(super) fn timm_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
     if is_rotary(config) {
+        check_class_token(config, "timm's rotary")?;
         check_rotary_epsilon(config, &[1e-5])?;
         check_keys(config, "timm's")?;
         let names = if config.mlp == MlpKind::Swiglu { TIMM_ROTARY_GATED } else { TIMM_ROTARY };
@@ -45,6 +46,7 @@ pub(super) fn timm_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arr
 /// Returns the parameters by torchvision's names.
 pub(super) fn torchvision_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
     check_epsilon(config)?;
+    check_class_token(config, "torchvision's")?;
     check_tables(config, "torchvision's")?;
     match config {
         VitConfig { registers: 1.., .. } => Err("torchvision's transformers have no registers".into()),
@@ -58,6 +60,7 @@ pub(super) fn torchvision_arrays(config: &VitConfig, export: &Export<'_>) -> Res
 /// and an unused mask token.
 pub(super) fn dinov2_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
     check_epsilon(config)?;
+    check_class_token(config, "DINOv2's")?;
     check_tables(config, "DINOv2's")?;
     let names = if config.mlp == MlpKind::Swiglu { DINOV2_GATED } else { DINOV2 };
     let mut arrays = renamed_arrays(export, |name| names.library_names(name));
@@ -70,6 +73,7 @@ pub(super) fn dinov3_arrays(config: &VitConfig, export: &Export<'_>) -> Result<A
     if !is_rotary(config) {
         return Err("DINOv3's transformers have rotary positions".into());
     }
+    check_class_token(config, "DINOv3's")?;
     check_rotary_epsilon(config, &[1e-5, 1e-6])?;
     let names = if config.mlp == MlpKind::Swiglu { DINOV3_GATED } else { DINOV3 };
     let mut arrays = renamed_arrays(export, |name| names.library_names(name));
@@ -91,6 +95,7 @@ pub(super) fn dinov3_arrays(config: &VitConfig, export: &Export<'_>) -> Result<A
 
 /// Returns the parameters by the names of transformers' files.
 pub(super) fn transformers_arrays(config: &VitConfig, export: &Export<'_>) -> Result<Arrays, String> {
+    check_class_token(config, "transformers'")?;
     if is_rotary(config) {
         return Ok(rotary_transformers_arrays(config, export));
     }
@@ -166,11 +171,18 @@ pub(super) fn timm(config: &VitConfig, size_px: usize) -> Result<TimmModel, Stri
     if config.image_px != size_px {
         arguments["dynamic_img_size"] = json!(true);
     }
-    Ok(constructor(architecture, arguments))
+    let pool = if config.class_token { "token" } else { "avg" };
+    if !config.class_token {
+        arguments["class_token"] = json!(false);
+        arguments["global_pool"] = json!(pool);
+        arguments["fc_norm"] = json!(false);
+    }
+    Ok(TimmModel { pool, ..constructor(architecture, arguments) })
 }
 
 /// Returns timm's constructor of a network with rotary positions, which takes images of any size.
 fn rotary_timm(config: &VitConfig) -> Result<TimmModel, String> {
+    check_class_token(config, "timm's rotary")?;
     check_rotary_epsilon(config, &[1e-5])?;
     check_keys(config, "timm's")?;
     let is_gated = config.mlp == MlpKind::Swiglu;
@@ -256,6 +268,7 @@ fn rotary_transformers(config: &VitConfig) -> Value {
 /// Returns the configuration of a `ViTModel`, or of a DINOv2 model if the network has registers,
 /// LayerScale or a gated MLP.
 pub(super) fn transformers(config: &VitConfig) -> Result<Value, String> {
+    check_class_token(config, "transformers'")?;
     if is_rotary(config) {
         return Ok(rotary_transformers(config));
     }
@@ -324,6 +337,11 @@ fn check_epsilon(config: &VitConfig) -> Result<(), String> {
 /// Returns `true` for a network with rotary positions.
 fn is_rotary(config: &VitConfig) -> bool {
     config.positions == Positions::Rope
+}
+
+/// Checks that a network has a class token, as those of a library do. `library` is a genitive.
+fn check_class_token(config: &VitConfig, library: &str) -> Result<(), String> {
+    if config.class_token { Ok(()) } else { Err(format!("{library} transformers have a class token")) }
 }
 
 /// Checks that a network has a position embedding and biases, as networks of a library do.
