@@ -17,6 +17,11 @@ use crate::support::{ok, program};
 /// The most launches of a step of ViT-S/16 by DINO in bf16: kernels and products of a library.
 const MOST_LAUNCHES: usize = 1500;
 
+/// Products of the twelve blocks of ViT-S, of four layers each: forwards in teacher and student, and
+/// two for each layer backwards. Views of all sizes are one stream of tokens, and attention has its
+/// own kernels.
+const LAYER_PRODUCTS: usize = 12 * (4 + 4 + 8);
+
 /// Held by the test whose log depends on the order of two threads, and by the longest other tests.
 static BUSY: Mutex<()> = Mutex::new(());
 
@@ -182,7 +187,7 @@ fn a_step_is_few_launches_on_one_stream() {
         let n_products = step.iter().filter(|line| line.starts_with("product")).count();
         println!("{} launches, {n_products} of them products of cuBLASLt", step.len());
         assert!(step.len() <= MOST_LAUNCHES, "{} launches", step.len());
-        assert!(n_products > 500, "{n_products} products");
+        assert!(n_products >= LAYER_PRODUCTS, "{n_products} products");
         // All computation is on the stream of one thread.
         let streams: Vec<&str> = step.iter().map(|line| value(line, "stream")).collect();
         assert!(streams.iter().all(|stream| *stream == streams[0]), "{streams:?}");

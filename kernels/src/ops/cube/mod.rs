@@ -55,7 +55,7 @@ use cubecl::prelude::*;
 use super::bridge::PrimitiveBackend;
 
 pub(super) use self::accumulate::add_to_place;
-pub(super) use self::attention::{Attention, StreamAttention};
+pub(super) use self::attention::StreamAttention;
 pub(super) use self::conv::{Conv, Windows};
 pub(super) use self::cross_entropy::CrossEntropy;
 pub(super) use self::gelu::Gelu;
