@@ -16,8 +16,8 @@ pub struct Outputs {
     pub features: Vec<Tokens>,
     /// Outputs of its heads.
     pub heads: HeadOutputs,
-    /// Normalized pixels of the views, by size: one vector `[C·p·p]` for each cell. Empty unless the
-    /// method reads them.
+    /// Normalized pixels of the views, by size: one vector `[C·p·p]` for each cell. Empty unless
+    /// the method reads them.
     pub pixels: Vec<Tokens>,
 }
 

@@ -49,8 +49,9 @@ pub trait Unit: Send + Sync {
         1
     }
 
-    /// Runs stage `stage` on streams of tokens, which together have the groups of all sizes of views
-    /// in their order. The first unit gets one stream for each size, and may pack them into one.
+    /// Runs stage `stage` on streams of tokens, which together have the groups of all sizes of
+    /// views in their order. The first unit gets one stream for each size, and may pack them into
+    /// one.
     fn forward(&self, stage: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput;
 
     /// Returns the rules by which random numbers of the unit are drawn in training.

@@ -17,9 +17,9 @@ use crate::support::{ok, program};
 /// The most launches of a step of ViT-S/16 by DINO in bf16: kernels and products of a library.
 const MOST_LAUNCHES: usize = 1500;
 
-/// Products of the twelve blocks of ViT-S, of four layers each: forwards in teacher and student, and
-/// two for each layer backwards. Views of all sizes are one stream of tokens, and attention has its
-/// own kernels.
+/// Products of the twelve blocks of ViT-S, of four layers each: forwards in teacher and student,
+/// and two for each layer backwards. Views of all sizes are one stream of tokens, and attention has
+/// its own kernels.
 const LAYER_PRODUCTS: usize = 12 * (4 + 4 + 8);
 
 /// Held by the test whose log depends on the order of two threads, and by the longest other tests.

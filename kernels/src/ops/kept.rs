@@ -45,8 +45,8 @@ pub struct KeptSequences {
 }
 
 /// Computes `f` of the tokens of the sequences in `h` of `[T, D]` whose factor is not zero, and
-/// returns zeros for the others. If few tokens are dropped, or there are no factors, `f` is computed
-/// for all of them; if all are dropped, for the first sequence.
+/// returns zeros for the others. If few tokens are dropped, or there are no factors, `f` is
+/// computed for all of them; if all are dropped, for the first sequence.
 pub fn apply_to_kept(
     h: Tensor<2>,
     lengths: &Lengths,

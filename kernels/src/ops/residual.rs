@@ -51,7 +51,8 @@ enum End {
 }
 
 /// Starts a branch: returns the normalized `x` of `[.., D]`, and the skip connection. `products` is
-/// the type of the matrix products in the branch; on a GPU, the normalized values are written in it.
+/// the type of the matrix products in the branch; on a GPU, the normalized values are written in
+/// it.
 pub fn branch<const D: usize>(
     x: Tensor<D>,
     gamma: Tensor<1>,

@@ -49,8 +49,8 @@ impl Excitation {
         self.layer("fc1", x, cx)
     }
 
-    /// Returns the columns of W₂ x + b₂ whose parameters are in `cx`, for `x` of `[B, S]` between the
-    /// two layers.
+    /// Returns the columns of W₂ x + b₂ whose parameters are in `cx`, for `x` of `[B, S]` between
+    /// the two layers.
     pub(super) fn excited(&self, x: Tensor<2>, cx: &Context<'_>) -> Tensor<2> {
         self.layer("fc2", x, cx)
     }

@@ -186,8 +186,8 @@ impl Config {
         }
     }
 
-    /// Returns the position embedding `[1, 1 + N, D]` for images of `px` pixels, `[1, N, D]` without a
-    /// class token, resampled from `embedding` if needed.
+    /// Returns the position embedding `[1, 1 + N, D]` for images of `px` pixels, resampled from
+    /// `embedding` if needed; `[1, N, D]` without a class token.
     pub fn positions_for(&self, embedding: &[f32], px: usize) -> Vec<f32> {
         let grid = px / self.patch_px;
         let own_grid = self.image_px / self.patch_px;

@@ -192,7 +192,8 @@ impl Block {
         self.part.as_ref().is_none_or(|(_, branch)| *branch == index)
     }
 
-    /// Adds the residual branch `index`, which `f` computes, to the tokens `x` of `stream`, `[T, D]`.
+    /// Adds the residual branch `index`, which `f` computes, to the tokens `x` of `stream`,
+    /// `[T, D]`.
     fn residual(
         &self,
         stream: &Stream<'_>,

@@ -112,8 +112,8 @@ impl Embed {
         Tensor::cat(vec![class, registers, patches], 1)
     }
 
-    /// Returns the tokens of sequences that have the cells `visible`, whose patches are `patches` of
-    /// `[M, D]`: `[T, D]`.
+    /// Returns the tokens `[T, D]` of sequences that have the cells `visible`, whose patches are
+    /// `patches` of `[M, D]`.
     fn visible_sequences(
         &self,
         patches: Tensor<2>,

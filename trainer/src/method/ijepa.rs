@@ -283,8 +283,8 @@ impl BatchLoss for IjepaLoss {
         let n = (n_rows * d) as f64;
         let detached = predicted.clone().inner();
         let difference = detached.clone() - self.targets[index].clone();
-        // Half the square below 1, and the distance less one half above: the slope is the difference,
-        // clamped.
+        // Half the square below 1, and the distance less one half above: the slope is the
+        // difference, clamped.
         let slope = difference.clone().clamp(-1.0, 1.0);
         let value = total(slope.clone() * (difference - slope.clone() * 0.5)) / n;
         // A linear function of the predictions with this slope, shifted to the value.

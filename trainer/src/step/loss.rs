@@ -83,8 +83,8 @@ impl<'a> Scoring<'a> {
     }
 
     /// Computes the loss, its gradient at the backbone's outputs, and the gradients of the heads'
-    /// units, whose gathered weights are `flats`. `pixels` are those of the views, or empty. The outputs of heads in `others` are dropped once
-    /// the method has prepared its loss with them.
+    /// units, whose gathered weights are `flats`. `pixels` are those of the views, or empty. The
+    /// outputs of heads in `others` are dropped once the method has prepared its loss with them.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],

@@ -23,8 +23,8 @@ pub(in crate::ops) struct Rotate {
 }
 
 impl Rotate {
-    /// Rotates `qkv` of `[T, 3·H·D_h]` by `sign` times the angles with cosines `cos` and sines `sin`,
-    /// both `[T, D_h / 2]`.
+    /// Rotates `qkv` of `[T, 3·H·D_h]` by `sign` times the angles with cosines `cos` and sines
+    /// `sin`, both `[T, D_h / 2]`.
     fn rotated(&self, qkv: &CubeTensor, cos: &CubeTensor, sin: &CubeTensor, sign: f32) -> CubeTensor {
         let x = Rows::new(qkv);
         let cos = Rows::new(cos);

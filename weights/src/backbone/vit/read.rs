@@ -328,8 +328,8 @@ fn first_name(names: &Names, name: &str) -> String {
     names.library_names(name).swap_remove(0)
 }
 
-/// Returns the cells along a side of the position embedding. If it has no row for a class token that
-/// the network has, a row of zeros is added.
+/// Returns the cells along a side of the position embedding. If it has no row for a class token
+/// that the network has, a row of zeros is added.
 fn square_positions(tensors: &mut BackboneTensors, names: &Names, width: usize) -> Result<usize, String> {
     let positions = tensors.remove(names.pos_embed).ok_or("it has no position embedding")?;
     let shape = positions.shape.clone();
