@@ -372,7 +372,7 @@ fn sizes_beyond_memory_exit_like_errors_of_configuration() {
     let probe = ["probe", "--checkpoint", &run, "--train", &shard, "--test", &shard, "--no-record"];
     let stderr = fails(&run_with_memory_limit(&world, 300_000, &probe), 2);
     assert!(stderr.contains("ulimit -v"), "{stderr}");
-    for px in ["4096", "65536"] {
+    for px in ["8192", "65536"] {
         let args = [&probe[..], &["--image-px", px]].concat();
         let stderr = fails(&run_with_memory_limit(&world, 4_000_000, &args), 2);
         assert!(stderr.contains("--image-px") || stderr.contains("must lie in"), "{stderr}");

@@ -59,7 +59,7 @@ mod waves;
 mod weight_norm;
 mod weights;
 
-pub use attention::{attention, class_attention};
+pub use attention::{attention, class_attention, keeps_weights};
 pub use batch_norm::{Affine, moments, normalize};
 pub use cast::cast;
 pub use conv::{Window, conv, max_pool};

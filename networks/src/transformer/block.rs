@@ -16,7 +16,7 @@ use std::sync::Arc;
 use burn_tensor::Tensor;
 use kernels::ops::{
     KeptSequences, Lengths, SequenceFactors, apply_to_kept, attention, branch, class_attention, in_f32,
-    layer_norm, linear, mlp, rotate, swiglu,
+    keeps_weights, layer_norm, linear, mlp, rotate, swiglu,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -330,10 +330,16 @@ impl Unit for Block {
             // Inputs and outputs of both norms are those of all views, and the selected ones are
             // copies.
             let copies = if computed < 1.0 { n_branches * computed * width } else { 0.0 };
-            let inner = n_attention * (4.0 * width + self.heads as f64 * n) + n_mlps * (width + hidden_kept);
+            let heads = n_attention * self.heads as f64;
+            let mut inner = n_attention * 4.0 * width + n_mlps * (width + hidden_kept);
+            let mut log_sums = heads;
+            if keeps_weights(group.n_tokens()) {
+                inner += heads * n;
+                log_sums = 0.0;
+            }
             let scaled = if self.layer_scale.is_some() { n_branches * width } else { 0.0 };
             let graph = Elements {
-                wide: rows * n_branches * width,
+                wide: rows * (n_branches * width + computed * log_sums),
                 products: rows * (n_branches * width + scaled + copies + computed * inner),
                 ..Elements::default()
             };

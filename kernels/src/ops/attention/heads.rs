@@ -12,6 +12,12 @@ const MAX_TOKENS: usize = 288;
 /// Tokens of which [`transpose`] reads a channel at once: the lanes of a vector.
 const LINES: usize = 16;
 
+/// Returns whether the weights of sequences of `n_tokens` tokens are kept for the backward pass on
+/// CPUs. Else only one log-sum-exp for each token and head is.
+pub fn keeps_weights(n_tokens: usize) -> bool {
+    n_tokens <= MAX_TOKENS
+}
+
 /// Sizes of a sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
@@ -36,7 +42,7 @@ impl Sizes {
 
     /// Returns whether the sequence is short.
     pub(super) fn is_whole(&self) -> bool {
-        self.n_tokens <= MAX_TOKENS
+        keeps_weights(self.n_tokens)
     }
 
     /// Returns the number of weights that are kept for the backward pass.

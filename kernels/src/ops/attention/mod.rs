@@ -36,6 +36,7 @@ use super::cube;
 use super::lengths::Lengths;
 use super::number::Number;
 use heads::Sizes;
+pub use heads::keeps_weights;
 pub use plain::class_attention;
 
 /// Sequences that a thread takes at once, at most: threads that have short sequences take over
