@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::support::{ok, program};
 
 /// The most launches of a step of ViT-S/16 by DINO in bf16: kernels and products of a library.
-const MOST_LAUNCHES: usize = 1500;
+const MOST_LAUNCHES: usize = 800;
 
 /// Products of the twelve blocks of ViT-S, of four layers each: forwards in teacher and student,
 /// and two for each layer backwards. Views of all sizes are one stream of tokens, and attention has
@@ -254,18 +254,19 @@ fn products_have_the_sizes_and_memory_of_the_layers() {
     for line in products.iter().filter(|line| value(line, "batches") == "1") {
         *counts.entry((product_size(line), value(line, "transposed"))).or_default() += 1;
     }
-    // Two views of 197 tokens and eight of 37, four images each; the teacher sees the first.
+    // Two views of 197 tokens and eight of 37, four images each: the student sees all of them in one
+    // stream, the teacher the first two.
     let global = 4 * 2 * 197;
-    let local = 4 * 8 * 37;
+    let all = global + 4 * 8 * 37;
     for (o, d) in [(1152, 384), (384, 384), (1536, 384), (384, 1536)] {
-        for (tokens, n_forward) in [(global, 24), (local, 12)] {
-            let forward = counts.get(&([tokens, d, o], "01"));
-            let input_gradients = counts.get(&([tokens, o, d], "00"));
-            let weight_gradients = counts.get(&([o, tokens, d], "10"));
-            assert_eq!(forward, Some(&n_forward), "{o} x {d}, {tokens} tokens");
-            assert_eq!(input_gradients, Some(&12), "{o} x {d}, {tokens} tokens");
-            assert_eq!(weight_gradients, Some(&12), "{o} x {d}, {tokens} tokens");
-        }
+        let teacher_forward = counts.get(&([global, d, o], "01"));
+        let forward = counts.get(&([all, d, o], "01"));
+        let input_gradients = counts.get(&([all, o, d], "00"));
+        let weight_gradients = counts.get(&([o, all, d], "10"));
+        assert_eq!(teacher_forward, Some(&12), "{o} x {d}");
+        assert_eq!(forward, Some(&12), "{o} x {d}");
+        assert_eq!(input_gradients, Some(&12), "{o} x {d}");
+        assert_eq!(weight_gradients, Some(&12), "{o} x {d}");
     }
     // Lengths of the rows of [M, K] · [N, K]ᵀ, [M, K] · [K, N], [K, M]ᵀ · [K, N]. Rows of the
     // operands may be padded, those of the result not.
@@ -287,21 +288,16 @@ fn products_have_the_sizes_and_memory_of_the_layers() {
         let fits = strides[0] >= a && strides[1] >= b && strides[2] == n;
         assert!(fits && strides[0] < 2 * a + 256 && strides[1] < 2 * b + 256, "{line}");
     }
-    // Both view sizes write to one address: the first overwrites, the second adds. Weights of a
-    // block are at most 7 MB apart.
-    let mut adds: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    // One product computes the gradient of a weight over the views of all sizes: none adds.
+    let mut n_gradients = 0;
     for line in &products {
         let is_weight_gradient = value(line, "transposed") == "10" && value(line, "to") == "0";
         if is_weight_gradient && product_size(line)[0] == 1152 {
-            adds.entry(value(line, "c")).or_default().push(value(line, "adds"));
+            assert_eq!(value(line, "adds"), "0", "{line}");
+            n_gradients += 1;
         }
     }
-    let n_uses: usize = adds.values().map(Vec::len).sum();
-    assert_eq!(n_uses, 24);
-    for (address, adds) in &adds {
-        let alternate = adds.chunks(2).all(|pair| pair == ["0", "1"]);
-        assert!(alternate, "{address}: {adds:?}");
-    }
+    assert_eq!(n_gradients, 12);
 }
 
 /// Without a library, and with one that fails in each of three ways, a step runs with CubeCL's
