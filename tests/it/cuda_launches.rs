@@ -414,7 +414,8 @@ fn a_run_records_its_kernels() {
     let mut arguments = vec!["pretrain", "--recipe", "dino_shapes", "--device", "cuda"];
     arguments.extend(["--shards", shard.to_str().unwrap(), "--workdir", workdir.to_str().unwrap()]);
     arguments.extend(sets.iter().flat_map(|set| ["--set", set]));
-    ok(&stubs.run(&arguments, &[], &log));
+    // Sums of memory that is all zero do not count as a check, and a later one would end the run.
+    ok(&stubs.run(&arguments, &[("OCELLI_DRIVER_FILL", "1")], &log));
     let text = std::fs::read_to_string(workdir.join("kernels.jsonl")).unwrap();
     let lines: Vec<serde_json::Value> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
