@@ -254,8 +254,8 @@ fn products_have_the_sizes_and_memory_of_the_layers() {
     for line in products.iter().filter(|line| value(line, "batches") == "1") {
         *counts.entry((product_size(line), value(line, "transposed"))).or_default() += 1;
     }
-    // Two views of 197 tokens and eight of 37, four images each: the student sees all of them in one
-    // stream, the teacher the first two.
+    // Two views of 197 tokens and eight of 37, four images each: the student sees all of them in
+    // one stream, the teacher the first two.
     let global = 4 * 2 * 197;
     let all = global + 4 * 8 * 37;
     for (o, d) in [(1152, 384), (384, 384), (1536, 384), (384, 1536)] {
