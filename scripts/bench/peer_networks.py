@@ -87,6 +87,24 @@ class ViT(nn.Module):
         return self.norm(x[:, 0] if self.prefix else x.mean(1))
 
 
+def timm_names(vit):
+    """The weights of a `ViT` under the names that timm gives them."""
+    out = {}
+    for name, values in vit.state_dict().items():
+        for ours, theirs in TIMM_NAMES.items():
+            name = name.replace(ours, theirs)
+        if name == "cls_token" and not vit.prefix:
+            continue
+        out[name] = values
+    return out
+
+
+TIMM_NAMES = {
+    ".qkv.": ".attn.qkv.", ".proj.": ".attn.proj.", ".fc1.": ".mlp.fc1.", ".fc2.": ".mlp.fc2.", "patch.": "patch_embed.proj.",
+    "cls": "cls_token", "pos": "pos_embed",
+}
+
+
 class Decoder(nn.Module):
     """A narrow transformer that sees tokens at their cells and mask tokens at others: MAE's decoder, I-JEPA's predictor.
 

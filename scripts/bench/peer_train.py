@@ -11,7 +11,10 @@ lightly for SimCLR, SwAV, BYOL, Barlow Twins and VICReg.
 With --minutes, a few steps are timed first, and the schedules are laid over the number of steps that
 then fits; --epochs and --steps set the length; with none of them, the length is the recipe's. With --bench, steps on
 one batch of noise are timed, beside `ocelli bench step`. It knows the parts of a recipe that the small recipes use;
-what else a recipe sets is an error.
+what else a recipe sets is an error. With --out, a transformer is written under timm's names, which `ocelli probe` scores
+like a network of its own:
+
+    ocelli probe --checkpoint dino.pth --heads 4 --resize-px 32 --train 'cifar/train-*.tar' --test 'cifar/test-*.tar'
 """
 
 import argparse
@@ -30,6 +33,7 @@ from torchvision import transforms as T
 
 from peer_data import MEAN, STD, MultiCrop, Shards, batches
 from peer_methods import METHODS
+from peer_networks import timm_names
 
 KNOWN = {
     "model": "arch image_px patch_px width depth heads init_std mlp_ratio stem class_token positions initialization token_std",
@@ -151,6 +155,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", help="file for the weights of the scored backbone, a transformer")
     parser.add_argument("--probe-every", type=int, default=0, help="steps between k-NN scores, not counted as time")
     parser.add_argument("--channels-last", action="store_true", help="PyTorch's faster layout for convolutions")
     parser.add_argument("--bench", type=int, help="time so many steps on noise, and train nothing")
@@ -173,6 +178,8 @@ def main():
     length = {"epochs": args.epochs} if args.epochs else recipe["optim"]["length"]
     total = args.steps or Clock(None, len(train), batch).steps_of(length)
     source = batches(train, batch, args.workers)
+    if args.out and recipe["model"]["arch"] != "vit":
+        parser.error("--out writes transformers only")
     if args.minutes:
         trial, warm, timed = Run(recipe, Clock(1000, len(train), batch), layout), 10, 40
         for i in range(warm + timed):
@@ -195,6 +202,8 @@ def main():
             print(f"step {step + 1} k-NN {knn(run.method.scored, train, test, size):.1f}", flush=True)
             start = time.perf_counter()
     seconds += time.perf_counter() - start
+    if args.out:
+        torch.save(timm_names(run.method.scored), args.out)
     score = knn(run.method.scored, train, test, size)
     print(json.dumps({"steps": total, "seconds": seconds, "images_per_s": total * batch / seconds, "knn": score, "random_knn": random_knn}))
 
