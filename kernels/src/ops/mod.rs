@@ -84,7 +84,7 @@ pub use probs::{
     softmax_rows,
 };
 pub use relu::relu;
-pub use residual::branch;
+pub use residual::{BranchNorm, branch};
 pub use rotary::{Rotations, UNROTATED, rotate};
 pub use rows::{scatter_rows, select_rows};
 pub use seed::{add_seeds, seed};

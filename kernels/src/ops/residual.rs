@@ -8,7 +8,8 @@
 //!
 //! On CPUs and GPUs the end stores `g` for the backward pass of the branch's first operation, which
 //! runs later and adds it in its own loop: the gradient of `x` takes one pass over memory instead
-//! of two, and autodiff adds nothing.
+//! of two, and autodiff adds nothing. On a GPU, the end of a branch and the norm of the next one are
+//! one operation.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -50,24 +51,36 @@ enum End {
     Autodiff,
 }
 
-/// Starts a branch: returns the normalized `x` of `[.., D]`, and the skip connection. `products` is
-/// the type of the matrix products in the branch; on a GPU, the normalized values are written in
-/// it.
-pub fn branch<const D: usize>(
-    x: Tensor<D>,
-    gamma: Tensor<1>,
-    beta: Tensor<1>,
-    epsilon: f64,
-    products: DType,
-) -> (Tensor<D>, Skip<D>) {
+/// The layer norm at the start of a branch.
+pub struct BranchNorm {
+    /// Gain, `[D]`.
+    pub gamma: Tensor<1>,
+    /// Bias, `[D]`.
+    pub beta: Tensor<1>,
+    /// Keeps the variance away from zero.
+    pub epsilon: f64,
+    /// Type of the matrix products in the branch. On a GPU, the normalized values are written in
+    /// it.
+    pub products: DType,
+}
+
+impl BranchNorm {
+    /// Returns the norm on a GPU, whose backward pass adds the gradient in `link`.
+    #[cfg(feature = "cube")]
+    fn on_gpu(&self, link: Link<burn_cubecl::tensor::CubeTensor>) -> cube::LayerNorm {
+        cube::LayerNorm { epsilon: self.epsilon as f32, output: self.products, link: Some(link) }
+    }
+}
+
+/// Starts a branch: returns the normalized `x` of `[.., D]`, and the skip connection.
+pub fn branch<const D: usize>(x: Tensor<D>, norm: BranchNorm) -> (Tensor<D>, Skip<D>) {
     #[cfg(feature = "cube")]
     if cube::is_cube(&x) {
         let link = Link::default();
         let skip = Skip { x: x.clone().inner_or_self(), end: End::Gpu(link.clone()) };
-        let norm = cube::LayerNorm { epsilon: epsilon as f32, output: products, link: Some(link) };
-        return (run(norm, [x.into(), gamma.into(), beta.into()]), skip);
+        return (run(norm.on_gpu(link), [x.into(), norm.gamma.into(), norm.beta.into()]), skip);
     }
-    let _ = products;
+    let BranchNorm { gamma, beta, epsilon, .. } = norm;
     if !is_flex(&x) {
         return (layer_norm(x.clone(), gamma, beta, epsilon), Skip::new(x, None));
     }
@@ -110,6 +123,26 @@ impl<const D: usize> Skip<D> {
             (Some(gamma), _) => run(ScaledJoin::<f32>::new(join), [self.x.into(), b.into(), gamma.into()]),
             (None, _) => run(join, [self.x.into(), cast(b, dtype).into()]),
         }
+    }
+
+    /// Ends the branch as [`Self::join`] does, and starts the next one with `norm` as [`branch`]
+    /// does.
+    pub fn join_and_branch(
+        self,
+        b: Tensor<D>,
+        gamma: Option<Tensor<1>>,
+        factors: Option<SequenceFactors<'_>>,
+        norm: BranchNorm,
+    ) -> (Tensor<D>, Skip<D>) {
+        #[cfg(feature = "cube")]
+        if let End::Gpu(link) = self.end {
+            let join = cube::Join::new(factors, &self.x.device(), link);
+            let next = Link::default();
+            let kernel = norm.on_gpu(next.clone());
+            let (h, y) = cube::join_norm(join, kernel, [self.x, b], gamma, [norm.gamma, norm.beta]);
+            return (h, Skip { x: y, end: End::Gpu(next) });
+        }
+        branch(self.join(b, gamma, factors), norm)
     }
 }
 
@@ -344,7 +377,17 @@ mod tests {
     use crate::ops::lengths::Run;
     use crate::ops::testing::{assert_close, assert_gradients_close, backward, devices, leaves};
 
-    /// Two branches in sequence, with and without dropped sequences and LayerScale.
+    fn norm_of(weights: &[Tensor<1>]) -> BranchNorm {
+        BranchNorm {
+            gamma: weights[0].clone(),
+            beta: weights[1].clone(),
+            epsilon: 1e-6,
+            products: DType::F32,
+        }
+    }
+
+    /// Three branches in sequence, with and without dropped sequences and LayerScale. The first two
+    /// are joined by one operation.
     #[test]
     fn branches_match_plain_forward_and_backward() {
         for device in devices() {
@@ -367,11 +410,14 @@ mod tests {
         let x = leaves(device, &[[lengths.n_tokens(), d]], 1).remove(0);
         let weights = leaves(device, &[[d], [d], [d]], 2);
         let gamma = scaled.then(|| weights[2].clone());
-        let mut y = x.clone();
+        let (first, skip) = branch(x.clone(), norm_of(&weights));
+        let (second, skip) =
+            skip.join_and_branch(cast(gelu(first), dtype), gamma.clone(), factors, norm_of(&weights));
+        let y = skip.join(cast(gelu(second), dtype), gamma.clone(), factors);
+        let (third, skip) = branch(y, norm_of(&weights));
+        let y = skip.join(cast(gelu(third), dtype), gamma.clone(), factors);
         let mut expected = x.clone();
-        for _ in 0..2 {
-            let (h, skip) = branch(y, weights[0].clone(), weights[1].clone(), 1e-6, DType::F32);
-            y = skip.join(cast(gelu(h), dtype), gamma.clone(), factors);
+        for _ in 0..3 {
             let h = layer_norm(expected.clone(), weights[0].clone(), weights[1].clone(), 1e-6);
             let b = cast(cast(gelu(h), dtype), DType::F32);
             expected = plain(expected, b, gamma.clone(), factors);
@@ -381,6 +427,7 @@ mod tests {
         let expected = backward(expected);
         assert_gradients_close("input", &x, &grads, &expected, 3e-6);
         assert_gradients_close("norm", &weights[0], &grads, &expected, 3e-6);
+        assert_gradients_close("bias of the norm", &weights[1], &grads, &expected, 3e-6);
         if scaled {
             assert_gradients_close("scale", &weights[2], &grads, &expected, 3e-6);
         }

@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use burn_tensor::Tensor;
 use kernels::ops::{
-    KeptSequences, Lengths, SequenceFactors, apply_to_kept, attention, branch, class_attention, in_f32,
-    keeps_weights, layer_norm, linear, mlp, rotate, swiglu,
+    BranchNorm, KeptSequences, Lengths, SequenceFactors, apply_to_kept, attention, branch, class_attention,
+    in_f32, keeps_weights, layer_norm, linear, mlp, rotate, swiglu,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -141,6 +141,17 @@ impl<'a> Stream<'a> {
         }
         Self { cx, lengths: tokens.lengths(), groups, rotation }
     }
+
+    /// Returns the factors of the sequences in the residual branch `index`; `None` without
+    /// stochastic depth.
+    fn factors(&self, index: usize) -> Option<Vec<f32>> {
+        self.cx.draws.factors(self.groups.clone(), index)
+    }
+
+    /// Returns factors of the sequences with the sequences' lengths.
+    fn by_sequence<'f>(&'f self, factors: Option<&'f [f32]>) -> Option<SequenceFactors<'f>> {
+        factors.map(|factors| SequenceFactors { factors, lengths: &self.lengths })
+    }
 }
 
 impl Block {
@@ -192,24 +203,52 @@ impl Block {
         self.part.as_ref().is_none_or(|(_, branch)| *branch == index)
     }
 
-    /// Adds the residual branch `index`, which `f` computes, to the tokens `x` of `stream`,
-    /// `[T, D]`.
-    fn residual(
+    /// Returns the norm at the start of the residual branch `index`.
+    fn norm(&self, cx: &Context<'_>, index: usize) -> BranchNorm {
+        BranchNorm {
+            gamma: cx.leaves.get(&format!("norm{}.weight", index + 1)),
+            beta: cx.leaves.get(&format!("norm{}.bias", index + 1)),
+            epsilon: self.epsilon,
+            products: cx.types.products,
+        }
+    }
+
+    /// Returns the scale of the channels of the residual branch `index`, if it has one.
+    fn channel_scale(&self, cx: &Context<'_>, index: usize) -> Option<Tensor<1>> {
+        self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", index + 1)))
+    }
+
+    /// Returns the output of the residual branch `index` for its normalized input `h`, `[T, D]`.
+    /// `factors` are those of the sequences.
+    fn branch_output(
         &self,
         stream: &Stream<'_>,
         index: usize,
-        x: Tensor<2>,
-        f: impl FnOnce(Tensor<2>, &KeptSequences) -> Tensor<2>,
+        h: Tensor<2>,
+        factors: Option<&[f32]>,
     ) -> Tensor<2> {
+        apply_to_kept(h, &stream.lengths, factors, |h, kept| match index {
+            ATTENTION => self.attend(stream, h, kept),
+            _ => self.mlp(stream.cx, h),
+        })
+    }
+
+    /// Adds the unit's residual branches to the tokens `x` of `stream`, `[T, D]`.
+    fn add_branches(&self, stream: &Stream<'_>, x: Tensor<2>) -> Tensor<2> {
         let cx = stream.cx;
-        let gain = cx.leaves.get(&format!("norm{}.weight", index + 1));
-        let bias = cx.leaves.get(&format!("norm{}.bias", index + 1));
-        let (h, skip) = branch(x, gain, bias, self.epsilon, cx.types.products);
-        let scale = self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", index + 1)));
-        let factors = cx.draws.factors(stream.groups.clone(), index);
-        let lengths = &stream.lengths;
-        let b = apply_to_kept(h, lengths, factors.as_deref(), f);
-        skip.join(b, scale, factors.as_deref().map(|factors| SequenceFactors { factors, lengths }))
+        let first = self.part.as_ref().map_or(ATTENTION, |(_, index)| *index);
+        let (h, skip) = branch(x, self.norm(cx, first));
+        let factors = stream.factors(first);
+        let b = self.branch_output(stream, first, h, factors.as_deref());
+        let scale = self.channel_scale(cx, first);
+        if self.part.is_some() {
+            return skip.join(b, scale, stream.by_sequence(factors.as_deref()));
+        }
+        let norm = self.norm(cx, MLP);
+        let (h, skip) = skip.join_and_branch(b, scale, stream.by_sequence(factors.as_deref()), norm);
+        let factors = stream.factors(MLP);
+        let b = self.branch_output(stream, MLP, h, factors.as_deref());
+        skip.join(b, self.channel_scale(cx, MLP), stream.by_sequence(factors.as_deref()))
     }
 
     /// Creates the part of the block that has only the residual branch `index`.
@@ -287,13 +326,7 @@ impl Unit for Block {
         for tokens in streams {
             let stream = Stream::new(self, &tokens, first_group, cx);
             first_group = stream.groups.end;
-            let mut x = tokens.x.clone();
-            if self.has(ATTENTION) {
-                x = self.residual(&stream, ATTENTION, x, |h, kept| self.attend(&stream, h, kept));
-            }
-            if self.has(MLP) {
-                x = self.residual(&stream, MLP, x, |h, _| self.mlp(cx, h));
-            }
+            let x = self.add_branches(&stream, tokens.x.clone());
             outputs.push(tokens.with(x));
         }
         outputs.into()

@@ -35,8 +35,7 @@ pub(in crate::ops) fn join<const D: usize>(
     factors: Option<SequenceFactors<'_>>,
     link: Link<CubeTensor>,
 ) -> Tensor<D> {
-    let factors = factors.map(|factors| Factors::new(factors, &x.device()));
-    let join = Join { factors, link };
+    let join = Join::new(factors, &x.device(), link);
     match gamma {
         Some(gamma) => run(ScaledJoin(join), [x.into(), b.into(), cast(gamma, DType::F32).into()]),
         None => run(join, [x.into(), b.into()]),
@@ -53,10 +52,10 @@ fn to_device(values: &[f32], device: &Device) -> CubeTensor {
 
 /// Factors of the rows of sequences.
 #[derive(Debug, Clone)]
-struct Factors {
-    /// A factor for every `n_tokens` rows.
-    values: CubeTensor,
-    n_tokens: usize,
+pub(super) struct Factors {
+    /// A factor for every `n_tokens` rows, in f32.
+    pub(super) values: CubeTensor,
+    pub(super) n_tokens: usize,
 }
 
 impl Factors {
@@ -72,9 +71,10 @@ impl Factors {
 
 /// The end of a branch without γ.
 #[derive(Debug, Clone)]
-struct Join {
-    factors: Option<Factors>,
-    link: Link<CubeTensor>,
+pub(in crate::ops) struct Join {
+    pub(super) factors: Option<Factors>,
+    /// Link to the branch's first operation, for the gradient of x.
+    pub(super) link: Link<CubeTensor>,
 }
 
 /// The end of a branch with γ.
@@ -137,6 +137,15 @@ impl Kernel<CubeBackend, 3> for ScaledJoin {
 }
 
 impl Join {
+    /// Creates the end of a branch whose first operation takes the gradient of x from `link`.
+    pub(in crate::ops) fn new(
+        factors: Option<SequenceFactors<'_>>,
+        device: &Device,
+        link: Link<CubeTensor>,
+    ) -> Self {
+        Self { factors: factors.map(|factors| Factors::new(factors, device)), link }
+    }
+
     /// Returns `x + f ⊙ γ ⊙ b` in `dtype`. An absent `x` is zero.
     fn add_scaled(
         &self,

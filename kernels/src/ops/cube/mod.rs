@@ -23,12 +23,14 @@ mod cross_entropy;
 mod gelu;
 mod heads;
 mod join;
+mod join_norm;
 mod lanes;
 mod launch;
 mod layer_norm;
 #[cfg(feature = "cuda")]
 mod library;
 mod linear;
+mod norm_gradient;
 #[cfg(feature = "cuda")]
 mod packed_attention;
 mod parts;
@@ -59,7 +61,8 @@ pub(super) use self::attention::StreamAttention;
 pub(super) use self::conv::{Conv, Windows};
 pub(super) use self::cross_entropy::CrossEntropy;
 pub(super) use self::gelu::Gelu;
-pub(super) use self::join::join;
+pub(super) use self::join::{Join, join};
+pub(super) use self::join_norm::join_norm;
 pub(super) use self::layer_norm::LayerNorm;
 #[cfg(feature = "cuda")]
 pub(super) use self::library::part_in_place;
