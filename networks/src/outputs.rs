@@ -14,6 +14,9 @@ use crate::tokens::{SequenceRole, Tokens};
 pub struct Outputs {
     /// Features of the backbone, by size of view.
     pub features: Vec<Tokens>,
+    /// Tokens at the last levels of the backbone, by level and by size of view, as the unit that
+    /// ends a level returns them. Empty unless the method asks for them.
+    pub levels: Vec<Vec<Tokens>>,
     /// Outputs of its heads.
     pub heads: HeadOutputs,
     /// Normalized pixels of the views, by size: one vector `[C·p·p]` for each cell. Empty unless
@@ -52,9 +55,10 @@ impl Outputs {
         self.heads.n_images
     }
 
-    /// Drops the outputs of the heads, but keeps the masked cells.
-    pub fn drop_heads(&mut self) {
+    /// Drops the outputs of the heads and the levels, but keeps features and masked cells.
+    pub fn drop_heads_and_levels(&mut self) {
         self.heads.by_name.clear();
+        self.levels.clear();
     }
 
     /// Returns one vector per view of size `group`, `[B, V, D]`.

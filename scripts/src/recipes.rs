@@ -20,9 +20,10 @@ macro_rules! recipes {
 }
 
 /// Recipes that ship with the program, by name.
-pub(crate) const BUILT_IN: [(&str, &str); 44] = recipes! {
-    "quickstart" "barlow_twins_cifar" "byol_cifar" "dino_cifar" "dino_resnet50" "dino_shapes"
-    "dino_vits16" "dino_vits16_boosted" "dino_vits16_released" "dinov2_cifar" "dinov2_continue"
+pub(crate) const BUILT_IN: [(&str, &str); 45] = recipes! {
+    "quickstart" "barlow_twins_cifar" "byol_cifar" "data2vec_cifar" "dino_cifar" "dino_resnet50"
+    "dino_shapes" "dino_vits16" "dino_vits16_boosted" "dino_vits16_released" "dinov2_cifar"
+    "dinov2_continue"
     "dinov2_vitg14" "dinov2_vitl14" "dinov2_vitl16" "dinov2_vits14" "dinov3_cifar" "dinov3_continue"
     "dinov3_vit7b16" "dinov3_vit7b16_gram" "dinov3_vit7b16_highres" "dinov3_vitl16_distilled"
     "dinov3_vitl16_im1k" "distill_convnext_t" "distill_vits16" "ibot_vits16" "ijepa_cifar"

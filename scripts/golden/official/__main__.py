@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from barlowtwins import barlowtwins
 from byol import byol
+from data2vec import data2vec
 from dino import DINO_RESNET, DINO_VIT, balanced, dino
 from dinov2_training import dinov2
 from dinov3_training import dinov3
@@ -68,6 +69,8 @@ def runs(paths, folder: str) -> dict:
         "vicreg": lambda: vicreg(paths, "vicreg_g", 14, 0.1, 0.02),
         # Written out: the authors' code is in JAX.
         "byol": lambda: byol("byol_c", 12, 0.1),
+        # Written out: the authors' code is not among the repositories.
+        "data2vec": lambda: data2vec("data2vec", 5e-3),
         "dinov2_shared": lambda: dinov2(paths, "dinov2_shared", False, "centering", 0.02, {}),
         "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
             "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),

@@ -90,6 +90,8 @@ impl WholeBatch<'_> {
         let pixels = input.clone();
         let mut streams = input;
         let backbone = spec.units_to(Readout::All, &self.plan.recipe.model);
+        let level_units = spec.level_units(&self.plan.recipe.model);
+        let mut levels = Vec::with_capacity(level_units.len());
         for (index, (unit, leaves)) in backbone.iter().zip(leaves).enumerate() {
             let positions = self.images().into_iter().map(|image| image as u64);
             let draws = match spec.update_rule {
@@ -97,6 +99,9 @@ impl WholeBatch<'_> {
                 _ => Draws::default(),
             };
             streams = run_stages(unit.as_ref(), streams, leaves, &draws, &sets, is_frozen);
+            if level_units.contains(&index) {
+                levels.push(streams.iter().flat_map(Tokens::split_sizes).collect());
+            }
         }
         let sizes: Vec<Tokens> = streams.iter().flat_map(Tokens::split_sizes).collect();
         let mut heads: BTreeMap<&'static str, Vec<Tokens>> = BTreeMap::new();
@@ -114,7 +119,7 @@ impl WholeBatch<'_> {
             heads.insert(head.name, outputs);
         }
         let heads = heads.into_iter().map(|(name, outputs)| (name, head_outputs(&outputs))).collect();
-        Outputs { heads: HeadOutputs::new(BATCH, &sizes, heads), features: sizes, pixels }
+        Outputs { heads: HeadOutputs::new(BATCH, &sizes, heads), features: sizes, levels, pixels }
     }
 
     /// Returns the shards of the network `name`.
@@ -148,6 +153,10 @@ impl WholeBatch<'_> {
         for index in 0..n {
             let features: Vec<_> =
                 batch.features.iter().map(|tokens| slice_tokens(tokens, index, n)).collect();
+            let mut levels = Vec::with_capacity(batch.levels.len());
+            for level in &batch.levels {
+                levels.push(level.iter().map(|tokens| slice_tokens(tokens, index, n)).collect());
+            }
             let mut heads = BTreeMap::new();
             for (name, groups) in &batch.heads.by_name {
                 let mut outputs = Vec::with_capacity(groups.len());
@@ -168,7 +177,7 @@ impl WholeBatch<'_> {
             // Pixels are not part of the graph.
             let pixels =
                 batch.pixels.iter().map(|tokens| slice_tokens(tokens, index, n).map(detached)).collect();
-            micro_batches.push(Outputs { heads, features, pixels });
+            micro_batches.push(Outputs { heads, features, levels, pixels });
         }
         micro_batches
     }

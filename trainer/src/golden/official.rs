@@ -12,8 +12,8 @@ use ranks::communicator::Communicator;
 
 use super::names::{uniform, weights};
 use super::runs::{
-    DINO, ONE_SIZE, Run, barlow_twins, byol, dino, dino_resnet, dinov2, dinov3, distillation, ijepa, lejepa,
-    mae, moco_resnet, moco_vit, simclr, swav, vicreg, views,
+    DINO, ONE_SIZE, Run, barlow_twins, byol, data2vec, dino, dino_resnet, dinov2, dinov3, distillation, ijepa,
+    lejepa, mae, moco_resnet, moco_vit, simclr, swav, vicreg, views,
 };
 use super::{Golden, assert_near};
 use crate::optim::state::UnitShard;
@@ -207,4 +207,11 @@ fn mae_is_the_official_run() {
 #[test]
 fn ijepa_is_the_official_run() {
     check_both(&ijepa());
+}
+
+/// Tokens in place of masked patches, and the mean of the teacher's last two of three blocks, whose
+/// decay has a ramp.
+#[test]
+fn data2vec_is_the_run_in_pytorch() {
+    check_both(&data2vec());
 }

@@ -369,3 +369,31 @@ teacher_decay = [0.9, 1.0]
     let recipe = recipe(&[MASKED_VIT, method, ONE_VIEW, MASKED_OPTIM, optim]);
     Run { file: "ijepa", views: "ijepa", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
 }
+
+/// A transformer of three blocks on an 8 × 8 grid of cells.
+const THREE_BLOCKS: &str = r#"
+[model]
+arch = "vit"
+image_px = 32
+patch_px = 4
+width = 24
+depth = 3
+heads = 2
+mlp_ratio = 2.0
+"#;
+
+pub(super) fn data2vec() -> Run {
+    let method = r#"
+[method]
+name = "data2vec"
+averaged_blocks = 2
+beta = 0.7
+mask_ratio = 0.6
+smallest_block = 4
+teacher_decay = [0.9, 0.99]
+teacher_decay_ramp = { steps = 8 }
+"#;
+    let optim = "lr = 5e-3\nweight_decay = [0.05, 0.05]\ndecay_vectors = true\n";
+    let recipe = recipe(&[THREE_BLOCKS, method, ONE_VIEW, MASKED_OPTIM, optim]);
+    Run { file: "data2vec", views: "data2vec", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
+}

@@ -46,8 +46,8 @@ pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> 
     }
 }
 
-/// Checks that one network is trained, that names are unique, and that networks and heads only
-/// depend on earlier ones.
+/// Checks that one network is trained, that it outputs no levels, that names are unique, and that
+/// networks and heads only depend on earlier ones.
 fn check_networks(networks: &[NetworkSpec]) -> Result<(), String> {
     let n_trained = networks.iter().filter(|network| network.update_rule == UpdateRule::Gradient).count();
     if n_trained != 1 {
@@ -65,6 +65,9 @@ fn check_networks(networks: &[NetworkSpec]) -> Result<(), String> {
                 return Err(format!("the network {name} follows {source}, which does not come before it"));
             };
             check_follower(network, leader)?;
+        }
+        if network.update_rule == UpdateRule::Gradient && network.n_levels > 0 {
+            return Err(format!("the network {name} moves by gradient, and outputs levels"));
         }
         check_heads(network)?;
     }
@@ -293,6 +296,8 @@ mod tests {
         let mut masked_follower = follower("teacher", "student", Vec::new());
         masked_follower.takes_masks = true;
         assert_networks_refused(&[trained(), masked_follower], "only one of them takes masks");
+        let with_levels = NetworkSpec { n_levels: 1, ..trained() };
+        assert_networks_refused(&[with_levels], "moves by gradient, and outputs levels");
         let reversed = vec![head("image", Reads::Head("patch")), head("patch", Reads::Pooled)];
         let network = NetworkSpec::trained("student", reversed, 1);
         assert_networks_refused(&[network], "reads patch, which is not before it");

@@ -15,7 +15,6 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use kernels::ops::{layer_norm, total};
 use networks::Initialization;
 use networks::head::decoder::Decoder;
 use networks::head::{Head, Reads};
@@ -26,6 +25,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::feature_regression::{normalized, smooth_l1};
 use super::network::{NetworkSpec, SeenViews, UpdateRule};
 use super::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::schedule::Schedule;
@@ -39,8 +39,8 @@ const TARGET: &str = "target";
 /// Name of the trained network's head.
 const PREDICTOR: &str = "predictor";
 
-/// Number that is added to the variance of a target's channels.
-const EPSILON: f64 = 1e-5;
+/// Difference of a feature from its target up to which the loss is a square.
+const BETA: f64 = 1.0;
 
 /// Settings of I-JEPA, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -262,11 +262,7 @@ impl Method for Ijepa {
 
 /// Returns the normalized features of the patches of all target blocks, `[R, D]`.
 fn target_features(outputs: &Outputs) -> Tensor<2> {
-    let x = outputs.features[0].masked().x;
-    let [_, d] = x.dims();
-    let gain = Tensor::ones([d], &x.device());
-    let bias = Tensor::zeros([d], &x.device());
-    layer_norm(x, gain, bias, EPSILON)
+    normalized(outputs.features[0].masked().x)
 }
 
 /// I-JEPA's loss of a batch.
@@ -279,17 +275,7 @@ impl BatchLoss for IjepaLoss {
     fn micro_batch_loss(&self, index: usize, context: &Outputs) -> MicroBatchLoss {
         // Every view has target blocks.
         let predicted = context.heads.on_masked(PREDICTOR, 0).expect("target blocks").squeeze_dim::<2>(1);
-        let [n_rows, d] = predicted.dims();
-        let n = (n_rows * d) as f64;
-        let detached = predicted.clone().inner();
-        let difference = detached.clone() - self.targets[index].clone();
-        // Half the square below 1, and the distance less one half above: the slope is the
-        // difference, clamped.
-        let slope = difference.clone().clamp(-1.0, 1.0);
-        let value = total(slope.clone() * (difference - slope.clone() * 0.5)) / n;
-        // A linear function of the predictions with this slope, shifted to the value.
-        let linear_value = total(detached * slope.clone()) / n;
-        let linear = total(predicted * slope.autodiff()) / n;
-        MicroBatchLoss { loss: linear + (value - linear_value).autodiff(), gauges: Vec::new() }
+        let loss = smooth_l1(predicted, &self.targets[index], BETA);
+        MicroBatchLoss { loss, gauges: Vec::new() }
     }
 }

@@ -34,6 +34,10 @@ pub struct NetworkSpec {
     pub sees: Vec<SeenViews>,
     /// Whether the backbone has a token for masked patches.
     pub takes_masks: bool,
+    /// Number of the last levels of the backbone, such as a transformer's blocks, whose tokens the
+    /// network outputs ([`Outputs::levels`](networks::outputs::Outputs::levels)); all of them if
+    /// the backbone has fewer. Zero for the trained network.
+    pub n_levels: usize,
     /// Rule by which the weights are updated.
     pub update_rule: UpdateRule,
 }
@@ -132,6 +136,7 @@ impl NetworkSpec {
             heads,
             sees,
             takes_masks: false,
+            n_levels: 0,
             update_rule: UpdateRule::Gradient,
         }
     }
@@ -152,6 +157,13 @@ impl NetworkSpec {
         let model = self.model(recipe);
         let masked = self.takes_masks.then(|| model.masked_units(readout)).flatten();
         masked.unwrap_or_else(|| model.units(readout))
+    }
+
+    /// Indices of the units of the backbone that end the levels of the network's outputs. `recipe`
+    /// is the backbone of the recipe.
+    pub fn level_units(&self, recipe: &ModelConfig) -> Vec<usize> {
+        let mut units = self.model(recipe).levels().units;
+        units.split_off(units.len().saturating_sub(self.n_levels))
     }
 
     /// Indices of the view sizes that the network sees.
@@ -229,6 +241,17 @@ mod tests {
     fn copy_decays(max_updates: u64) -> Vec<f64> {
         let rule = UpdateRule::Copy { source: "a", every_steps: 2, from_step: 4, max_updates };
         (1..9).map(|next_step| rule.source_and_decay(next_step).unwrap().1).collect()
+    }
+
+    /// Returns the units that end the last `n_levels` levels of a transformer of two blocks.
+    fn level_units(n_levels: usize) -> Vec<usize> {
+        let spec = NetworkSpec { n_levels, ..NetworkSpec::trained("a", Vec::new(), 1) };
+        spec.level_units(&ModelConfig::examples()[0])
+    }
+
+    #[test]
+    fn levels_are_the_last_ones_or_all() {
+        assert_eq!([level_units(0), level_units(1), level_units(9)], [vec![], vec![2], vec![1, 2]]);
     }
 
     #[test]

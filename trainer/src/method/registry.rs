@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::network::FrozenEntry;
 use super::{
-    Method, MethodContext, MethodRecipe, barlowtwins, byol, dino, dinov2, dinov3, dinov3distillation,
-    distillation, ibot, ijepa, lejepa, mae, mocov3, simclr, swav, vicreg,
+    Method, MethodContext, MethodRecipe, barlowtwins, byol, data2vec, dino, dinov2, dinov3,
+    dinov3distillation, distillation, ibot, ijepa, lejepa, mae, mocov3, simclr, swav, vicreg,
 };
 #[cfg(test)]
 use super::{toy, toymasked};
@@ -96,6 +96,8 @@ methods! {
     Ijepa => ijepa,
     /// Prediction of the pixels of masked patches.
     Mae => mae,
+    /// Prediction of what the last blocks of a moving average output for masked patches.
+    Data2vec => data2vec,
     /// Joint embeddings whose channels are equal in two views and differ from one another.
     BarlowTwins => barlowtwins,
     /// Prediction of a moving average's projections of another view.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use burn_tensor::{Device, Tensor};
 use kernels::device::host;
+use networks::tokens::Tokens;
 use ranks::EngineError;
 use ranks::in_flight::{GatherQueue, ReductionQueue};
 use ranks::wire::Wire;
@@ -54,6 +55,8 @@ pub(super) struct Execution<'a> {
     batches: Vec<Vec<MicroBatch>>,
     /// Features of the network that runs, by micro-batch.
     features: Vec<MicroBatch>,
+    /// Tokens at the levels that the network that runs outputs, by level and micro-batch.
+    levels: Vec<Vec<MicroBatch>>,
     /// Pixels that the trained network sees, if the method reads them.
     pixels: Vec<MicroBatch>,
     /// Weights that have arrived for the next computation, by index of the unit.
@@ -100,6 +103,7 @@ impl<'a> Execution<'a> {
             reductions,
             batches,
             features: Vec::new(),
+            levels: Vec::new(),
             pixels: Vec::new(),
             flats: BTreeMap::new(),
             inferred: Inferred::default(),
@@ -188,6 +192,9 @@ impl<'a> Execution<'a> {
         let batches = std::mem::take(&mut self.features);
         let totals;
         (self.features, totals) = passes.infer(gathered, batches, None, &mut || self.gathers.look_ahead())?;
+        if network.net.level_ends.contains(&unit) {
+            self.levels.push(self.features.clone());
+        }
         if !passes.evaluates {
             let totals: Vec<_> = totals.iter().skip(1).map(sum_over_groups).collect();
             self.results.observations.extend(network.observed(unit, gathered, &totals, passes));
@@ -207,7 +214,12 @@ impl<'a> Execution<'a> {
         let column_inputs = divided.gather(&inputs)?;
         self.gathers.look_ahead()?;
         let columns = divided.scores(&column_inputs, &flats);
-        let outputs = heads.outputs(inputs, &flats, self.inputs.group.n_images);
+        let mut outputs = heads.outputs(inputs, &flats, self.inputs.group.n_images);
+        for level in std::mem::take(&mut self.levels) {
+            for (output, batch) in outputs.iter_mut().zip(&level) {
+                output.levels.push(batch.concat().iter().map(Tokens::in_f32).collect());
+            }
+        }
         self.inferred.outputs.push((network.net.name, outputs));
         self.inferred.columns.push((network.net.name, columns));
         Ok(())

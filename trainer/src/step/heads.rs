@@ -280,14 +280,14 @@ impl<'a> HeadPass<'a> {
     }
 
     /// Returns the features and the outputs of the undivided heads, by micro-batch, without a
-    /// graph.
+    /// graph, and without levels.
     pub(super) fn outputs(&self, inputs: Vec<GraphInput>, flats: &Flats, n_images: usize) -> Vec<Outputs> {
         let leaves = self.leaves(flats, false);
         inputs
             .into_iter()
             .map(|input| {
                 let heads = self.undivided_outputs(&input, &leaves, n_images);
-                Outputs { features: input.features, heads, pixels: input.pixels }
+                Outputs { features: input.features, levels: Vec::new(), heads, pixels: input.pixels }
             })
             .collect()
     }

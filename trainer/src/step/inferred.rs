@@ -13,11 +13,11 @@ pub(super) struct Inferred {
 }
 
 impl Inferred {
-    /// Drops the outputs of all heads.
-    pub(super) fn drop_heads(&mut self) {
+    /// Drops the outputs of all heads, and all levels.
+    pub(super) fn drop_heads_and_levels(&mut self) {
         self.columns.clear();
         for (_, outputs) in &mut self.outputs {
-            outputs.iter_mut().for_each(Outputs::drop_heads);
+            outputs.iter_mut().for_each(Outputs::drop_heads_and_levels);
         }
     }
 }

@@ -84,7 +84,8 @@ impl<'a> Scoring<'a> {
 
     /// Computes the loss, its gradient at the backbone's outputs, and the gradients of the heads'
     /// units, whose gathered weights are `flats`. `pixels` are those of the views, or empty. The
-    /// outputs of heads in `others` are dropped once the method has prepared its loss with them.
+    /// outputs of heads and the levels in `others` are dropped once the method has prepared its
+    /// loss with them.
     pub(super) fn run(
         &self,
         batches: &[MicroBatch],
@@ -104,8 +105,8 @@ impl<'a> Scoring<'a> {
         let column_inputs = self.columns.gather(&inputs)?;
         let loss = self.prepare(&trained, others, &column_inputs, &flats)?;
         // The graphs need their memory. The loss has its own references to those that it needs.
-        others.drop_heads();
-        trained.iter_mut().for_each(Outputs::drop_heads);
+        others.drop_heads_and_levels();
+        trained.iter_mut().for_each(Outputs::drop_heads_and_levels);
         let (mut sums, mut grads) = self.run_graphs(batches, &inputs, &heads, &flats, &*loss);
         if self.network.net.has_parts() {
             self.add_columns(&mut sums, &column_inputs, &heads, &flats, &*loss)?;
@@ -218,8 +219,12 @@ impl<'a> Scoring<'a> {
             staged: input.staged.iter().map(|(name, sizes)| (*name, tracked_leaves(sizes))).collect(),
         };
         let head_outputs = self.heads().undivided_outputs(&input, &leaves, self.columns.batch.n_images);
-        let trained =
-            Outputs { features: input.features.clone(), heads: head_outputs, pixels: input.pixels.clone() };
+        let trained = Outputs {
+            features: input.features.clone(),
+            levels: Vec::new(),
+            heads: head_outputs,
+            pixels: input.pixels.clone(),
+        };
         let scored = loss.micro_batch_loss(index, &trained);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         drop(trained);
@@ -245,6 +250,7 @@ impl<'a> Scoring<'a> {
             .map(|input| Outputs {
                 heads: HeadOutputs::new(self.columns.batch.n_images, &input.features, BTreeMap::new()),
                 features: input.features.clone(),
+                levels: Vec::new(),
                 pixels: input.pixels.clone(),
             })
             .collect()

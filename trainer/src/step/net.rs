@@ -56,6 +56,8 @@ pub(crate) struct Net {
     pub(crate) backbone: Vec<Box<dyn Unit>>,
     /// Index of the undivided unit of each unit of the backbone.
     pub(crate) undivided: Vec<usize>,
+    /// Indices of the units of the backbone that end the levels of the network's outputs.
+    pub(crate) level_ends: Vec<usize>,
     /// Heads of the network.
     heads: Vec<Head>,
     /// Number of units of each head that run in the passes of a step.
@@ -239,6 +241,11 @@ impl Net {
             backbone.push(part.unit);
             undivided.push(part.index);
         }
+        let mut level_ends = Vec::new();
+        for level in spec.level_units(model) {
+            // Of a divided unit, the last part ends the level.
+            level_ends.extend(undivided.iter().rposition(|unit| *unit == level));
+        }
         let has_recipe_backbone = spec.backbone == Backbone::Recipe;
         let NetworkSpec { name, heads, sees, update_rule, .. } = spec;
         let n_staged = staged_units(&heads, n_parts);
@@ -262,6 +269,7 @@ impl Net {
             has_recipe_backbone,
             backbone,
             undivided,
+            level_ends,
             heads,
             n_staged,
             parts,
