@@ -13,7 +13,6 @@
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use networks::head::projection::Normalizes;
-use networks::head::{Head, Reads};
 use networks::outputs::Outputs;
 use networks::unit::StatSets;
 use ranks::EngineError;
@@ -23,11 +22,11 @@ use serde::{Deserialize, Serialize};
 
 use super::loss::cross_covariance::{self, CovarianceLoss, Parts, products, squares};
 use super::network::NetworkSpec;
-use super::two_views::{check_two_views, perceptron, view_output};
+use super::two_views::{
+    PROJECTOR, check_projector, check_two_views, default_wide_hidden, default_wide_output, projector,
+    view_output,
+};
 use super::{BatchLoss, BatchOutputs, Collective, Method, MethodContext, MethodRecipe, MicroBatchLoss};
-
-/// Name of the head.
-const PROJECTOR: &str = "projector";
 
 /// Name of the network.
 const STUDENT: &str = "student";
@@ -45,10 +44,10 @@ pub struct Config {
     #[serde(default = "default_loss_scale")]
     pub loss_scale: f64,
     /// Channels of the projector's hidden layers; two layers of 8192 by default.
-    #[serde(default = "default_hidden")]
+    #[serde(default = "default_wide_hidden")]
     pub projector_hidden: Vec<usize>,
     /// Channels of the projector's output, D, whose correlations are D² numbers; 8192 by default.
-    #[serde(default = "default_output")]
+    #[serde(default = "default_wide_output")]
     pub output: usize,
 }
 
@@ -58,14 +57,6 @@ fn default_redundancy_weight() -> f64 {
 
 fn default_loss_scale() -> f64 {
     1.0
-}
-
-fn default_hidden() -> Vec<usize> {
-    vec![8192, 8192]
-}
-
-fn default_output() -> usize {
-    8192
 }
 
 impl MethodRecipe for Config {
@@ -78,9 +69,7 @@ impl MethodRecipe for Config {
         if !(self.loss_scale > 0.0 && self.loss_scale <= 1e3) {
             return Err(format!("method.loss_scale {} must be above 0 and at most 1000", self.loss_scale));
         }
-        if self.output == 0 || self.projector_hidden.contains(&0) {
-            return Err("method.output and every number of method.projector_hidden must be at least 1".into());
-        }
+        check_projector(&self.projector_hidden, self.output)?;
         check_two_views(&cx.views, Self::TITLE)?;
         Ok(Box::new(BarlowTwins { config: self.clone(), views: cx.views.clone(), width: cx.model.width() }))
     }
@@ -99,20 +88,15 @@ struct BarlowTwins {
     width: usize,
 }
 
-impl BarlowTwins {
-    fn projector(&self) -> Head {
-        let widths = [&[self.width], &self.config.projector_hidden[..], &[self.config.output]].concat();
-        perceptron(PROJECTOR, Reads::Pooled, widths, Normalizes::All)
-    }
-}
-
 impl Method for BarlowTwins {
     fn views(&self) -> &MultiCrop {
         &self.views
     }
 
     fn networks(&self) -> Vec<NetworkSpec> {
-        vec![NetworkSpec::trained(STUDENT, vec![self.projector()], 2)]
+        let Config { projector_hidden, output, .. } = &self.config;
+        let head = projector(self.width, projector_hidden, *output, Normalizes::All);
+        vec![NetworkSpec::trained(STUDENT, vec![head], 2)]
     }
 
     fn evaluated(&self) -> &'static str {

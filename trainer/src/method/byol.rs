@@ -14,8 +14,8 @@
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use kernels::ops::total;
+use networks::head::Head;
 use networks::head::projection::Normalizes;
-use networks::head::{Head, Reads};
 use networks::outputs::Outputs;
 use networks::unit::StatSets;
 use ranks::EngineError;
@@ -24,7 +24,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::network::{NetworkSpec, UpdateRule};
-use super::two_views::{check_two_views, perceptron, unit_output};
+use super::two_views::{
+    PREDICTOR, PROJECTOR, check_projector_and_predictor, check_two_views, predictor, projector, unit_output,
+};
 use super::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 use crate::schedule::Schedule;
 
@@ -33,12 +35,6 @@ const ONLINE: &str = "online";
 
 /// Name of the trained network's moving average.
 const TARGET: &str = "target";
-
-/// Name of the head of both networks.
-const PROJECTOR: &str = "projector";
-
-/// Name of the trained network's head that reads the projector.
-const PREDICTOR: &str = "predictor";
 
 /// Settings of BYOL, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -78,13 +74,7 @@ impl MethodRecipe for Config {
         if let Some(decay) = self.target_decay.iter().find(|decay| !(0.0..=1.0).contains(*decay)) {
             return Err(format!("method.target_decay is {decay} but must lie in 0..=1"));
         }
-        if self.output == 0 || self.projector_hidden.contains(&0) || self.predictor_hidden.contains(&0) {
-            return Err(
-                "method.output and every number of method.projector_hidden and method.predictor_hidden must \
-                        be at least 1"
-                    .into(),
-            );
-        }
+        check_projector_and_predictor(&self.projector_hidden, &self.predictor_hidden, self.output)?;
         check_two_views(&cx.views, Self::TITLE)?;
         let decay = Schedule::cosine(self.target_decay[0], self.target_decay[1], cx.length.total_steps);
         let config = self.clone();
@@ -114,14 +104,7 @@ struct Byol {
 
 impl Byol {
     fn projector(&self) -> Head {
-        let widths = [&[self.width], &self.config.projector_hidden[..], &[self.config.output]].concat();
-        perceptron(PROJECTOR, Reads::Pooled, widths, Normalizes::Hidden)
-    }
-
-    fn predictor(&self) -> Head {
-        let output = self.config.output;
-        let widths = [&[output], &self.config.predictor_hidden[..], &[output]].concat();
-        perceptron(PREDICTOR, Reads::Head(PROJECTOR), widths, Normalizes::Hidden)
+        projector(self.width, &self.config.projector_hidden, self.config.output, Normalizes::Hidden)
     }
 }
 
@@ -131,11 +114,12 @@ impl Method for Byol {
     }
 
     fn networks(&self) -> Vec<NetworkSpec> {
+        let predictor = predictor(&self.config.predictor_hidden, self.config.output, Normalizes::Hidden);
         let update_rule =
             UpdateRule::Average { source: ONLINE, decay: self.decay, updates_before_step: false };
         vec![
             NetworkSpec { update_rule, ..NetworkSpec::trained(TARGET, vec![self.projector()], 2) },
-            NetworkSpec::trained(ONLINE, vec![self.projector(), self.predictor()], 2),
+            NetworkSpec::trained(ONLINE, vec![self.projector(), predictor], 2),
         ]
     }
 

@@ -12,8 +12,8 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
+use networks::head::Head;
 use networks::head::projection::Normalizes;
-use networks::head::{Head, Reads};
 use networks::outputs::Outputs;
 use networks::unit::StatSets;
 use ranks::EngineError;
@@ -23,7 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use super::loss::info_nce::{self, Keys};
 use super::network::{NetworkSpec, UpdateRule};
-use super::two_views::{check_two_views, perceptron, unit_output};
+use super::two_views::{
+    PREDICTOR, PROJECTOR, check_projector_and_predictor, check_two_views, predictor, projector, unit_output,
+};
 use super::{
     BatchLoss, BatchOutputs, Collective, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss,
 };
@@ -34,12 +36,6 @@ const BASE: &str = "base";
 
 /// Name of the trained network's moving average.
 const MOMENTUM: &str = "momentum";
-
-/// Name of the head of both networks.
-const PROJECTOR: &str = "projector";
-
-/// Name of the trained network's head that reads the projector.
-const PREDICTOR: &str = "predictor";
 
 /// Settings of MoCo v3, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -100,13 +96,7 @@ impl Config {
         if let Some(share) = self.momentum.iter().find(|share| !(0.0..=1.0).contains(*share)) {
             return Err(format!("method.momentum is {share} but must lie in 0..=1"));
         }
-        if self.output == 0 || self.projector_hidden.contains(&0) || self.predictor_hidden.contains(&0) {
-            return Err(
-                "method.output and every number of method.projector_hidden and method.predictor_hidden must \
-                        be at least 1"
-                    .into(),
-            );
-        }
+        check_projector_and_predictor(&self.projector_hidden, &self.predictor_hidden, self.output)?;
         if cx.length.batch_size < 2 {
             return Err(
                 "optim.batch_size 1: must be at least 2, because MoCo v3 compares each image with others"
@@ -154,16 +144,8 @@ struct MocoV3 {
 }
 
 impl MocoV3 {
-    /// Returns a head that is a multi-layer perceptron without biases, whose hidden layers are
-    /// normalized.
-    fn head(&self, name: &'static str, reads: Reads, hidden: &[usize], normalizes: Normalizes) -> Head {
-        let width = if reads == Reads::Pooled { self.width } else { self.config.output };
-        let widths = [&[width], hidden, &[self.config.output]].concat();
-        perceptron(name, reads, widths, normalizes)
-    }
-
     fn projector(&self) -> Head {
-        self.head(PROJECTOR, Reads::Pooled, &self.config.projector_hidden, Normalizes::All)
+        projector(self.width, &self.config.projector_hidden, self.config.output, Normalizes::All)
     }
 
     /// Gathers the keys of view `view` of the global batch.
@@ -181,8 +163,7 @@ impl Method for MocoV3 {
 
     fn networks(&self) -> Vec<NetworkSpec> {
         let normalizes = if self.config.predictor_output_norm { Normalizes::All } else { Normalizes::Hidden };
-        let predictor =
-            self.head(PREDICTOR, Reads::Head(PROJECTOR), &self.config.predictor_hidden, normalizes);
+        let predictor = predictor(&self.config.predictor_hidden, self.config.output, normalizes);
         let update_rule = UpdateRule::Average { source: BASE, decay: self.decay, updates_before_step: true };
         vec![
             NetworkSpec { update_rule, ..NetworkSpec::trained(MOMENTUM, vec![self.projector()], 2) },

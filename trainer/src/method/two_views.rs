@@ -7,8 +7,54 @@ use networks::head::projection::{Normalizes, Projection};
 use networks::head::{Head, Reads};
 use networks::outputs::Outputs;
 
+/// Name of the head that reads the backbone.
+pub(super) const PROJECTOR: &str = "projector";
+
+/// Name of the head that reads the projector.
+pub(super) const PREDICTOR: &str = "predictor";
+
 /// Keeps a norm away from zero, as in PyTorch's `normalize`.
 const NORM_EPSILON: f64 = 1e-12;
+
+/// Default of `method.projector_hidden` where the loss compares channels with one another.
+pub(super) fn default_wide_hidden() -> Vec<usize> {
+    vec![8192, 8192]
+}
+
+/// Default of `method.output` where the loss compares channels with one another.
+pub(super) fn default_wide_output() -> usize {
+    8192
+}
+
+/// Checks that no layer of a projector is empty. `hidden` is `method.projector_hidden`, and
+/// `output` is `method.output`.
+///
+/// # Errors
+/// A message with the keys.
+pub(super) fn check_projector(hidden: &[usize], output: usize) -> Result<(), String> {
+    if output == 0 || hidden.contains(&0) {
+        return Err("method.output and every number of method.projector_hidden must be at least 1".into());
+    }
+    Ok(())
+}
+
+/// Checks that no layer of a projector and of its predictor is empty. The arguments are the keys of
+/// the same names under `method`.
+///
+/// # Errors
+/// A message with the keys.
+pub(super) fn check_projector_and_predictor(
+    projector_hidden: &[usize],
+    predictor_hidden: &[usize],
+    output: usize,
+) -> Result<(), String> {
+    if output == 0 || projector_hidden.contains(&0) || predictor_hidden.contains(&0) {
+        return Err("method.output and every number of method.projector_hidden and \
+             method.predictor_hidden must be at least 1"
+            .into());
+    }
+    Ok(())
+}
 
 /// Checks that `views` are two, each with its own statistics. `title` is the name of the method.
 ///
@@ -24,15 +70,24 @@ pub(super) fn check_two_views(views: &MultiCrop, title: &str) -> Result<(), Stri
     }
 }
 
+/// Returns the head [`PROJECTOR`] on a backbone of `width` channels: a [`perceptron`] with `hidden`
+/// channels in its hidden layers.
+pub(super) fn projector(width: usize, hidden: &[usize], output: usize, normalizes: Normalizes) -> Head {
+    let widths = [&[width], hidden, &[output]].concat();
+    perceptron(PROJECTOR, Reads::Pooled, widths, normalizes)
+}
+
+/// Returns the head [`PREDICTOR`] on a projector of `output` channels: a [`perceptron`] with as
+/// many in its output, and `hidden` channels in its hidden layers.
+pub(super) fn predictor(hidden: &[usize], output: usize, normalizes: Normalizes) -> Head {
+    let widths = [&[output], hidden, &[output]].concat();
+    perceptron(PREDICTOR, Reads::Head(PROJECTOR), widths, normalizes)
+}
+
 /// Returns a head that is a multi-layer perceptron without biases, whose hidden layers are
 /// normalized. `widths` are its input channels, the channels of every hidden layer, and its output
 /// channels.
-pub(super) fn perceptron(
-    name: &'static str,
-    reads: Reads,
-    widths: Vec<usize>,
-    normalizes: Normalizes,
-) -> Head {
+fn perceptron(name: &'static str, reads: Reads, widths: Vec<usize>, normalizes: Normalizes) -> Head {
     let unit = Projection { name: format!("{name}.mlp"), widths, normalizes, has_biases: false };
     Head::new(name, reads, vec![Box::new(unit)])
 }

@@ -17,7 +17,6 @@
 use augment::MultiCrop;
 use burn_tensor::Tensor;
 use networks::head::projection::Normalizes;
-use networks::head::{Head, Reads};
 use networks::outputs::Outputs;
 use networks::unit::StatSets;
 use ranks::EngineError;
@@ -27,11 +26,11 @@ use serde::{Deserialize, Serialize};
 
 use super::loss::cross_covariance::{self, CovarianceLoss, Parts, products, squares};
 use super::network::NetworkSpec;
-use super::two_views::{check_two_views, perceptron, view_output};
+use super::two_views::{
+    PROJECTOR, check_projector, check_two_views, default_wide_hidden, default_wide_output, projector,
+    view_output,
+};
 use super::{BatchLoss, BatchOutputs, Collective, Method, MethodContext, MethodRecipe, MicroBatchLoss};
-
-/// Name of the head, the expander.
-const PROJECTOR: &str = "projector";
 
 /// Name of the network.
 const STUDENT: &str = "student";
@@ -57,10 +56,10 @@ pub struct Config {
     pub covariance_weight: f64,
     /// Channels of the hidden layers of the projector, which the paper calls expander; two layers
     /// of 8192 by default.
-    #[serde(default = "default_hidden")]
+    #[serde(default = "default_wide_hidden")]
     pub projector_hidden: Vec<usize>,
     /// Channels of the projector's output, D, whose covariances are D² numbers; 8192 by default.
-    #[serde(default = "default_output")]
+    #[serde(default = "default_wide_output")]
     pub output: usize,
 }
 
@@ -70,14 +69,6 @@ fn default_weight() -> f64 {
 
 fn default_covariance_weight() -> f64 {
     1.0
-}
-
-fn default_hidden() -> Vec<usize> {
-    vec![8192, 8192]
-}
-
-fn default_output() -> usize {
-    8192
 }
 
 /// Checks a weight of the loss.
@@ -95,9 +86,7 @@ impl MethodRecipe for Config {
         check_weight("invariance_weight", self.invariance_weight)?;
         check_weight("variance_weight", self.variance_weight)?;
         check_weight("covariance_weight", self.covariance_weight)?;
-        if self.output == 0 || self.projector_hidden.contains(&0) {
-            return Err("method.output and every number of method.projector_hidden must be at least 1".into());
-        }
+        check_projector(&self.projector_hidden, self.output)?;
         if cx.length.batch_size < 2 {
             return Err(
                 "optim.batch_size 1: must be at least 2, because VICReg computes variances over the batch"
@@ -127,20 +116,15 @@ struct VicReg {
     width: usize,
 }
 
-impl VicReg {
-    fn projector(&self) -> Head {
-        let widths = [&[self.width], &self.config.projector_hidden[..], &[self.config.output]].concat();
-        perceptron(PROJECTOR, Reads::Pooled, widths, Normalizes::Hidden)
-    }
-}
-
 impl Method for VicReg {
     fn views(&self) -> &MultiCrop {
         &self.views
     }
 
     fn networks(&self) -> Vec<NetworkSpec> {
-        vec![NetworkSpec::trained(STUDENT, vec![self.projector()], N_VIEWS)]
+        let Config { projector_hidden, output, .. } = &self.config;
+        let head = projector(self.width, projector_hidden, *output, Normalizes::Hidden);
+        vec![NetworkSpec::trained(STUDENT, vec![head], N_VIEWS)]
     }
 
     fn evaluated(&self) -> &'static str {
