@@ -50,6 +50,21 @@ pub struct HeadOutput {
 }
 
 impl Outputs {
+    /// Creates outputs without levels and pixels.
+    pub fn new(features: Vec<Tokens>, heads: HeadOutputs) -> Self {
+        Self { features, levels: Vec::new(), heads, pixels: Vec::new() }
+    }
+
+    /// Returns these outputs with the tokens at levels, as in [`Outputs::levels`].
+    pub fn with_levels(self, levels: Vec<Vec<Tokens>>) -> Self {
+        Self { levels, ..self }
+    }
+
+    /// Returns these outputs with the pixels of the views, as in [`Outputs::pixels`].
+    pub fn with_pixels(self, pixels: Vec<Tokens>) -> Self {
+        Self { pixels, ..self }
+    }
+
     /// Returns the number of images, B.
     pub fn n_images(&self) -> usize {
         self.heads.n_images

@@ -119,7 +119,8 @@ impl WholeBatch<'_> {
             heads.insert(head.name, outputs);
         }
         let heads = heads.into_iter().map(|(name, outputs)| (name, head_outputs(&outputs))).collect();
-        Outputs { heads: HeadOutputs::new(BATCH, &sizes, heads), features: sizes, levels, pixels }
+        let heads = HeadOutputs::new(BATCH, &sizes, heads);
+        Outputs::new(sizes, heads).with_levels(levels).with_pixels(pixels)
     }
 
     /// Returns the shards of the network `name`.
@@ -177,7 +178,7 @@ impl WholeBatch<'_> {
             // Pixels are not part of the graph.
             let pixels =
                 batch.pixels.iter().map(|tokens| slice_tokens(tokens, index, n).map(detached)).collect();
-            micro_batches.push(Outputs { heads, features, levels, pixels });
+            micro_batches.push(Outputs::new(features, heads).with_levels(levels).with_pixels(pixels));
         }
         micro_batches
     }

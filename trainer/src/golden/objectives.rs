@@ -45,7 +45,7 @@ fn head_outputs(name: &'static str, x: Tensor<3>) -> Outputs {
     let global = HeadOutput::from_views(x.clone().slice([0..b, 0..2, 0..k]));
     let local = HeadOutput::from_views(x.slice([0..b, 2..v, 0..k]));
     let heads = HeadOutputs::new(b, &[], [(name, vec![global, local])].into());
-    Outputs { features: Vec::new(), levels: Vec::new(), heads, pixels: Vec::new() }
+    Outputs::new(Vec::new(), heads)
 }
 
 /// Returns loss and gradient of one micro-batch whose head `name` outputs `x` of `[B, V, K]`, two
@@ -193,7 +193,7 @@ fn masked_outputs(views: &[Tensor<3>], cells: Tensor<4>, masked: &Arc<MaskedCell
     let sizes = std::iter::once(first).chain(others).collect();
     let features = vec![features];
     let heads = HeadOutputs::new(b, &features, [("head", sizes)].into());
-    Outputs { heads, features, levels: Vec::new(), pixels: Vec::new() }
+    Outputs::new(features, heads)
 }
 
 /// `iBOTLoss` of the official code, with centers, and views of which some are not masked.

@@ -287,7 +287,7 @@ impl<'a> HeadPass<'a> {
             .into_iter()
             .map(|input| {
                 let heads = self.undivided_outputs(&input, &leaves, n_images);
-                Outputs { features: input.features, levels: Vec::new(), heads, pixels: input.pixels }
+                Outputs::new(input.features, heads).with_pixels(input.pixels)
             })
             .collect()
     }

@@ -219,12 +219,7 @@ impl<'a> Scoring<'a> {
             staged: input.staged.iter().map(|(name, sizes)| (*name, tracked_leaves(sizes))).collect(),
         };
         let head_outputs = self.heads().undivided_outputs(&input, &leaves, self.columns.batch.n_images);
-        let trained = Outputs {
-            features: input.features.clone(),
-            levels: Vec::new(),
-            heads: head_outputs,
-            pixels: input.pixels.clone(),
-        };
+        let trained = Outputs::new(input.features.clone(), head_outputs).with_pixels(input.pixels.clone());
         let scored = loss.micro_batch_loss(index, &trained);
         scalars.add(scored.loss.clone().inner(), scored.gauges);
         drop(trained);
@@ -247,11 +242,9 @@ impl<'a> Scoring<'a> {
         }
         inputs
             .iter()
-            .map(|input| Outputs {
-                heads: HeadOutputs::new(self.columns.batch.n_images, &input.features, BTreeMap::new()),
-                features: input.features.clone(),
-                levels: Vec::new(),
-                pixels: input.pixels.clone(),
+            .map(|input| {
+                let heads = HeadOutputs::new(self.columns.batch.n_images, &input.features, BTreeMap::new());
+                Outputs::new(input.features.clone(), heads).with_pixels(input.pixels.clone())
             })
             .collect()
     }
