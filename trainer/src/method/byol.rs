@@ -23,6 +23,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::check_bounds;
 use super::network::{NetworkSpec, UpdateRule};
 use super::two_views::{
     PREDICTOR, PROJECTOR, check_projector_and_predictor, check_two_views, predictor, projector, unit_output,
@@ -71,12 +72,11 @@ impl MethodRecipe for Config {
     const TITLE: &'static str = "BYOL";
 
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        if let Some(decay) = self.target_decay.iter().find(|decay| !(0.0..=1.0).contains(*decay)) {
-            return Err(format!("method.target_decay is {decay} but must lie in 0..=1"));
-        }
+        let [start, end] = self.target_decay;
+        check_bounds(&[("target_decay", start, [0.0, 1.0]), ("target_decay", end, [0.0, 1.0])])?;
         check_projector_and_predictor(&self.projector_hidden, &self.predictor_hidden, self.output)?;
         check_two_views(&cx.views, Self::TITLE)?;
-        let decay = Schedule::cosine(self.target_decay[0], self.target_decay[1], cx.length.total_steps);
+        let decay = Schedule::cosine(start, end, cx.length.total_steps);
         let config = self.clone();
         let views = cx.views.clone();
         let width = cx.model.width();

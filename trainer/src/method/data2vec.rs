@@ -28,6 +28,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::check_bounds;
 use super::feature_regression::{normalized, smooth_l1};
 use super::network::{NetworkSpec, SeenViews, UpdateRule};
 use super::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss};
@@ -117,9 +118,8 @@ impl Config {
         if !(self.mask_ratio > 0.0 && self.mask_ratio < 1.0) {
             return Err(format!("method.mask_ratio {} must be above 0 and below 1", self.mask_ratio));
         }
-        if let Some(decay) = self.teacher_decay.iter().find(|decay| !(0.0..=1.0).contains(*decay)) {
-            return Err(format!("method.teacher_decay is {decay} but must lie in 0..=1"));
-        }
+        let [start, end] = self.teacher_decay;
+        check_bounds(&[("teacher_decay", start, [0.0, 1.0]), ("teacher_decay", end, [0.0, 1.0])])?;
         let groups = cx.views.groups();
         let [group] = groups[..] else {
             return Err("views: data2vec masks views of one size".into());

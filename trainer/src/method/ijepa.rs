@@ -25,6 +25,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::check_bounds;
 use super::feature_regression::{normalized, smooth_l1};
 use super::network::{NetworkSpec, SeenViews, UpdateRule};
 use super::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss};
@@ -151,9 +152,8 @@ impl Config {
         if !(0.0..=1.0).contains(&self.predictor_init_std) {
             return Err(format!("method.predictor_init_std {} must lie in 0..=1", self.predictor_init_std));
         }
-        if let Some(decay) = self.teacher_decay.iter().find(|decay| !(0.0..=1.0).contains(*decay)) {
-            return Err(format!("method.teacher_decay is {decay} but must lie in 0..=1"));
-        }
+        let [start, end] = self.teacher_decay;
+        check_bounds(&[("teacher_decay", start, [0.0, 1.0]), ("teacher_decay", end, [0.0, 1.0])])?;
         let groups = cx.views.groups();
         let [group] = groups[..] else {
             return Err("views: I-JEPA predicts blocks of views of one size".into());

@@ -21,6 +21,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::check_bounds;
 use super::loss::info_nce::{self, Keys};
 use super::network::{NetworkSpec, UpdateRule};
 use super::two_views::{
@@ -93,9 +94,8 @@ impl Config {
         if !(self.temperature > 0.0 && self.temperature <= 1e3) {
             return Err(format!("method.temperature {} must be above 0 and at most 1000", self.temperature));
         }
-        if let Some(share) = self.momentum.iter().find(|share| !(0.0..=1.0).contains(*share)) {
-            return Err(format!("method.momentum is {share} but must lie in 0..=1"));
-        }
+        let [start, end] = self.momentum;
+        check_bounds(&[("momentum", start, [0.0, 1.0]), ("momentum", end, [0.0, 1.0])])?;
         check_projector_and_predictor(&self.projector_hidden, &self.predictor_hidden, self.output)?;
         if cx.length.batch_size < 2 {
             return Err(

@@ -5,6 +5,7 @@
 //! line to `registry`.
 
 mod barlowtwins;
+mod bounds;
 mod byol;
 pub(crate) mod check;
 mod collective;

@@ -6,7 +6,7 @@ use networks::head::mlp::Mlp;
 use networks::head::prototypes::{Lengths, Prototypes};
 use networks::unit::Unit;
 
-use super::settings::check_bounds;
+use crate::method::bounds::check_bounds;
 
 /// Name of the head of views.
 pub(super) const HEAD: &str = "head";

@@ -12,10 +12,11 @@ use super::heads::{HEAD, HeadSizes, PATCH_HEAD};
 use super::loss::{Anchors, Loss, PATCH_TARGET_ENTROPY, TARGET_ENTROPY, ViewTargets};
 use super::patches::{CenteredOn, PatchPrediction};
 use super::settings::{
-    GramAnchor, GramWeights, Teacher, check_bounds, check_koleo, check_masks, check_student_temp,
-    check_views, repeats_first,
+    GramAnchor, GramWeights, Teacher, check_koleo, check_masks, check_student_temp, check_views,
+    repeats_first,
 };
 use super::targets::TargetRule;
+use crate::method::bounds::check_bounds;
 use crate::method::loss::koleo::{self, neighbors_by_view};
 use crate::method::network::{Backbone, NetworkSpec, SeenViews, UpdateRule};
 use crate::method::prototype_group::check_prototype_group;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::targets::{Centering, TargetRule};
 use crate::method::MethodContext;
+use crate::method::bounds::check_bounds;
 use crate::schedule::{Duration, Ramp, Schedule};
 
 /// Smallest masked block of DINOv2 and DINOv3, in patches.
@@ -191,22 +192,6 @@ pub(in crate::method) fn default_mask_ratio() -> [f64; 2] {
 
 pub(in crate::method) fn default_patch_weight() -> f64 {
     1.0
-}
-
-/// Value of each key, with its smallest and largest allowed value.
-type Bounds<'a> = &'a [(&'a str, f64, [f64; 2])];
-
-/// Checks that the values of keys lie within their bounds.
-///
-/// # Errors
-/// A message with the key.
-pub(super) fn check_bounds(values: Bounds<'_>) -> Result<(), String> {
-    for (key, value, [low, high]) in values {
-        if !(*low..=*high).contains(value) {
-            return Err(format!("method.{key} is {value} but must lie in {low}..={high}"));
-        }
-    }
-    Ok(())
 }
 
 /// Checks the rule for masks and the weight of the patches' part of the loss.
