@@ -98,8 +98,8 @@ pub trait BackboneConfig {
         false
     }
 
-    /// Returns the key of a setting that takes effect only in training with masked patches, if such
-    /// a setting is used.
+    /// Returns the key of a setting that takes effect only in training with masked patches and with
+    /// smaller views, if such a setting is used.
     fn setting_of_masks(&self) -> Option<&'static str> {
         None
     }

@@ -84,8 +84,8 @@ impl ModelConfig {
         self.config().has_class_token()
     }
 
-    /// Returns the key of a setting that takes effect only in training with masked patches, if such
-    /// a setting is used.
+    /// Returns the key of a setting that takes effect only in training with masked patches and with
+    /// smaller views, if such a setting is used.
     pub fn setting_of_masks(&self) -> Option<&'static str> {
         self.config().setting_of_masks()
     }

@@ -23,7 +23,7 @@ pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), Stri
 }
 
 /// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them, and
-/// has no setting for masks if none does.
+/// has a setting for masks only if one does that also sees smaller views.
 ///
 /// # Errors
 /// A message with the key and the reason.
@@ -35,15 +35,19 @@ pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> 
                     transformer, or a method that masks nothing, such as lejepa or dino"
             .into());
     }
-    if networks.iter().any(|network| network.takes_masks) {
-        return Ok(());
-    }
-    match model.setting_of_masks() {
-        Some(key) => Err(format!(
+    let Some(key) = model.setting_of_masks() else { return Ok(()) };
+    if networks.iter().all(|network| !network.takes_masks) {
+        return Err(format!(
             "{key} takes effect only where patches are masked, but the method masks none: set {key}=false"
-        )),
-        None => Ok(()),
+        ));
     }
+    if networks.iter().all(|network| !network.takes_masks || network.sees.len() < 2) {
+        return Err(format!(
+            "{key} takes effect only where patches are masked and there are smaller views, but the method \
+             sees views of one size: set {key}=false"
+        ));
+    }
+    Ok(())
 }
 
 /// Checks that one network is trained, that it outputs no levels, that names are unique, and that
@@ -324,6 +328,17 @@ mod tests {
             let words = format!("two units of the network student are called {}", names[1]);
             assert_refused(check_unit_names(&[spec], &model), &words);
         }
+    }
+
+    #[test]
+    fn a_setting_of_masks_needs_masks_and_smaller_views() {
+        let examples = ModelConfig::examples();
+        let model = examples.iter().find(|model| model.setting_of_masks().is_some()).unwrap();
+        assert_refused(check_masks_fit(&[trained()], model), "the method masks none");
+        let one_size = NetworkSpec { takes_masks: true, ..trained() };
+        assert_refused(check_masks_fit(&[one_size], model), "sees views of one size");
+        let two_sizes = NetworkSpec { takes_masks: true, ..NetworkSpec::trained("student", Vec::new(), 2) };
+        assert_eq!(check_masks_fit(&[two_sizes], model), Ok(()));
     }
 
     #[test]

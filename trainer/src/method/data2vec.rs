@@ -132,14 +132,7 @@ impl Config {
                 self.mask_ratio
             ));
         }
-        // The settings that there are for masks also need smaller views, of which there are none.
-        match cx.model.setting_of_masks() {
-            Some(key) => Err(format!(
-                "{key} takes effect only where patches are masked and there are smaller views, but data2vec \
-                 has views of one size: set {key}=false"
-            )),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
