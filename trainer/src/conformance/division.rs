@@ -55,16 +55,24 @@ fn bounds(plan: &Plan) -> Vec<usize> {
     bounds
 }
 
-/// Returns the plans of backbones that can be divided, each with its first method.
+/// Returns whether the method of `plan` reads levels of a network.
+fn reads_levels(plan: &Plan) -> bool {
+    plan.method().unwrap().networks().iter().any(|network| network.n_levels > 0)
+}
+
+/// Returns the plans of backbones that can be divided, each with its first method; and the first
+/// plan whose method reads levels, which end with the last part of a divided unit.
 fn dividing(overrides: &[&str]) -> Vec<Plan> {
     let mut chosen: Vec<Plan> = Vec::new();
     for plan in plans(overrides) {
         let is_new = chosen.iter().all(|other| other.recipe.model != plan.recipe.model);
-        if is_new && !bounds(&plan).is_empty() {
+        let adds_levels = reads_levels(&plan) && !chosen.iter().any(reads_levels);
+        if (is_new || adds_levels) && !bounds(&plan).is_empty() {
             chosen.push(plan);
         }
     }
     assert!(chosen.len() > 4, "backbones that are divided");
+    assert!(chosen.iter().any(reads_levels), "a method that reads levels");
     chosen
 }
 
