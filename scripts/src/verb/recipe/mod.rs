@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
                 overrides: &args.overrides,
             };
             check_settings(&args.overrides, &args.name, "")?;
-            out!("{}", Templates::new(&BUILT_IN)?.write(&request)?.trim_end());
+            out!("{}", Templates::new(BUILT_IN)?.write(&request)?.trim_end());
         }
     }
     Ok(ExitCode::SUCCESS)
