@@ -23,6 +23,11 @@ const ELONGATION: f64 = 1.0 / 0.3;
 const N_ATTEMPTS: usize = 10;
 
 /// Masks in blocks, in some of the views.
+///
+/// A view may stay without masked cells: if it is not among the share of masked views, if its ratio
+/// of the grid is less than one cell, and, unless the spread is [`Spread::Exact`], if no attempt to
+/// place a block succeeds, as with large blocks on a small grid. Every view has masked cells if all
+/// views are masked, the spread is exact and the smallest ratio is at least one cell.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BlockMasks {
     /// Share of the views that are masked.

@@ -1,8 +1,34 @@
 //! Self-supervised methods. A method defines its views, heads, targets, loss and any state that is
 //! updated without gradients. It does not access the loader, optimizer, sharding or checkpoint.
 //!
-//! To add a method, write one file with a `Config` that implements [`MethodRecipe`], and add one
-//! line to `registry`.
+//! To add a method, write one file with a `Config` that implements [`MethodRecipe`], and list it
+//! here and in `registry`; CONTRIBUTING.md has everything else that belongs to one. `toymasked`, a
+//! method of tests, is a short example with masked patches.
+//!
+//! # What a method reads
+//!
+//! Each with a method that shows it:
+//!
+//! - [`Outputs::features`], of every network: vectors of views in `loss::koleo`, masked patches in
+//!   `ijepa`, all patches in `distillation`. Where a head reads cells, or a network without
+//!   gradients has no heads, these are all tokens, else one vector per view
+//!   ([`NetworkSpec::readout`]).
+//! - [`Outputs::levels`], of networks with [`NetworkSpec::n_levels`]: `data2vec`.
+//! - [`Outputs::heads`], by what they read ([`Reads`](networks::head::Reads)): vectors of views in
+//!   `simclr`, patches in `toy`, masked patches in `data2vec`, all patches and the masked ones in
+//!   `self_distillation::patches`, another head in `byol`, all tokens in `mae`, whose head is a
+//!   network of its own.
+//! - [`HeadOutputs::masked`], the masked cells of [`Method::masks`] and their weights: `toymasked`.
+//! - [`Outputs::pixels`], with [`Method::reads_pixels`]: `mae`.
+//! - Heads of the trained network before the loss, with [`Method::prepares_with_heads`]: `simclr`.
+//!   [`BatchOutputs::score`] applies one to other vectors: `swav`, to its queue.
+//! - Columns of heads that are divided among ranks, such as those of prototypes:
+//!   [`BatchOutputs::columns`] and [`BatchLoss::column_loss`], in `swav` by way of `prototypes`.
+//! - Values of the whole batch, with [`Peers`]: rows are gathered in `loss::nt_xent`, and sums are
+//!   made in `vicreg`. [`Method::collectives`] lists them.
+//! - Values of earlier steps, with [`BatchLoss::observed`], [`Method::after_step`] and
+//!   [`Method::state`]: `toy`.
+//! - A network of another run, with [`MethodRecipe::frozen`]: `distillation`.
 
 mod barlowtwins;
 mod bounds;
@@ -226,6 +252,13 @@ impl ColumnOutputs<'_> {
 pub trait BatchLoss {
     /// Returns the loss of this rank's micro-batch `index`, given the outputs of the trained
     /// network with their graph. Terms that depend on divided heads are not included.
+    ///
+    /// The loss of the batch is the mean over the micro-batches of all ranks, which have equally
+    /// many images. It must not depend on how the batch is divided: means over micro-batches must
+    /// average to the mean over the batch. A mean over masked patches does not where views have
+    /// different numbers of them; there, each patch has the
+    /// [weight](networks::mask::MaskedCells::weights) of its view, and the sum is divided by the
+    /// number of views, as in `toymasked`.
     fn micro_batch_loss(&self, index: usize, trained: &Outputs) -> MicroBatchLoss;
 
     /// Returns this rank's share of the terms of micro-batch `index` of the column group that
@@ -289,7 +322,9 @@ pub(crate) trait MethodRecipe {
     /// Name of the method as publications write it.
     const TITLE: &'static str;
 
-    /// Builds the method.
+    /// Builds the method. This comes before its networks are compared with the backbone: that a
+    /// backbone has no tokens to mask ([`check::check_masks_fit`]) is told only if this function
+    /// succeeds, so its own checks of patches must not refuse such a backbone.
     ///
     /// # Errors
     /// A message with the key and the reason; views are checked as well.

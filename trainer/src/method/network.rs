@@ -30,9 +30,15 @@ pub struct NetworkSpec {
     pub backbone: Backbone,
     /// Heads of the network. A head that reads another one comes after it.
     pub heads: Vec<Head>,
-    /// Views that the network sees.
+    /// Views that the network sees, and what it sees of their masked patches. A network without
+    /// views does not run in a step; its weights only follow another network. In the outputs of a
+    /// network that sees masked patches as they are ([`Masking::Shown`]), they are known, too.
     pub sees: Vec<SeenViews>,
-    /// Whether the backbone has a token for masked patches.
+    /// Whether the backbone has a token for masked patches. It needs one if it is shown in their
+    /// place ([`Masking::Replaced`]), and if a head reads masked cells
+    /// ([`Reads::has_masked`](networks::head::Reads::has_masked)). A network that follows another
+    /// one has the same parameters, and so the same value, whatever it sees. Where masked patches
+    /// are dropped and heads read all tokens, none is needed.
     pub takes_masks: bool,
     /// Number of the last levels of the backbone, such as a transformer's blocks, whose tokens the
     /// network outputs ([`Outputs::levels`](networks::outputs::Outputs::levels)); all of them if

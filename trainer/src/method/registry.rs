@@ -12,7 +12,8 @@ use super::{
 use super::{toy, toymasked};
 
 /// Declares [`MethodConfig`] with a variant for each method: its documentation, its name and its
-/// module.
+/// module. The `mod` lines are written by hand in `method`, since rustfmt and the checks of
+/// dependencies do not find files that a macro declares.
 macro_rules! methods {
     ($($(#[doc = $doc:expr])* $(#[cfg($cfg:meta)])? $name:ident => $module:ident,)*) => {
         /// A method, as a recipe writes it under `[method]`.
