@@ -12,8 +12,8 @@ use ranks::communicator::Communicator;
 
 use super::names::{uniform, weights};
 use super::runs::{
-    DINO, ONE_SIZE, Run, barlow_twins, byol, data2vec, dino, dino_resnet, dinov2, dinov3, distillation, ijepa,
-    lejepa, mae, moco_resnet, moco_vit, simclr, swav, vicreg, views,
+    DINO, ONE_SIZE, Run, barlow_twins, byol, data2vec, dino, dino_resnet, dinov2, dinov3, distillation,
+    ijepa, lejepa, mae, moco_resnet, moco_vit, simclr, swav, vicreg, views,
 };
 use super::{Golden, assert_near};
 use crate::optim::state::UnitShard;
