@@ -15,6 +15,16 @@ pub trait Probe {
         every_steps
     }
 
+    /// Evaluates a network of the run's form before the run, so that the time of an evaluation is
+    /// known; records nothing.
+    ///
+    /// # Errors
+    /// Description of the failure.
+    fn rehearse(&mut self, network: &Network) -> Result<(), String> {
+        let _ = network;
+        Ok(())
+    }
+
     /// Evaluates the network after `step` steps; returns the scores by name.
     ///
     /// # Errors

@@ -93,8 +93,9 @@ fn estimate_step_s(model: &ModelCost, placement: &Placement, device: &Opened) ->
 
 impl Forecast {
     /// Measures this machine, and estimates the run of `plan` in `workdir` on `device` of one of
-    /// `n_local` ranks on it, with probes of `n_probed` images. Returns `None` if nothing is left
-    /// to do, or no estimate is possible: a forecast that fails must not delay the run.
+    /// `n_local` ranks on it, with probes of `n_probed` images, whose step takes `timed_step_s` if
+    /// steps were timed. Returns `None` if nothing is left to do, or no estimate is possible: a
+    /// forecast that fails must not delay the run.
     pub(crate) fn new(
         plan: &Plan,
         workdir: &Path,
@@ -102,6 +103,7 @@ impl Forecast {
         n_local: usize,
         dataset: &Dataset,
         n_probed: usize,
+        timed_step_s: Option<f64>,
     ) -> Option<Self> {
         let newest_step = steps(&workdir.join("checkpoints")).last().map_or(0, |(step, _)| *step);
         let n_left = plan.total_steps.saturating_sub(newest_step);
@@ -119,10 +121,11 @@ impl Forecast {
                 available_bytes: device.free_bytes.map(|bytes| bytes as f64),
             }
         };
-        let step_s = match plan.minutes {
-            // The length was measured by steps.
-            Some(minutes) => 60.0 * minutes / plan.total_steps.max(1) as f64,
-            None => estimate_step_s(&model, &placement, device),
+        let step_s = match (timed_step_s, plan.minutes) {
+            (Some(step_s), _) => step_s,
+            // The length was measured by steps when the run began.
+            (None, Some(minutes)) => 60.0 * minutes / plan.total_steps.max(1) as f64,
+            (None, None) => estimate_step_s(&model, &placement, device),
         };
         Some(Self {
             total_steps: plan.total_steps,

@@ -243,6 +243,8 @@ const FLAGS: &[FlagGuess] = &[
         "batch-size-per-gpu per-gpu-batch-size per-device-train-batch-size per-device-batch-size",
         "rank-batch",
     ),
+    key("minutes max-minutes", "optim.length.minutes"),
+    flag("time time-limit max-hours", "hours"),
     key("warmup-epochs warm-up-epochs", "optim.warmup.epochs"),
     key("warmup-steps warmup-iters warm-up-steps", "optim.warmup.steps"),
     start_of(&WEIGHT_DECAY),

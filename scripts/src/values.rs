@@ -11,3 +11,14 @@ pub(crate) fn at_least_one(text: &str) -> Result<u64, String> {
         Err(_) => Err("it must be a whole number, at least 1".into()),
     }
 }
+
+/// Reads a number of hours.
+///
+/// # Errors
+/// What is wrong with `text`.
+pub(crate) fn hours(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(hours) if hours > 0.0 && hours.is_finite() => Ok(hours),
+        _ => Err("it must be a number of hours above 0, such as 8 or 0.5".into()),
+    }
+}

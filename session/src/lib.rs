@@ -37,7 +37,7 @@
 //! | [`Session`] | recipe, work directory, ranks, device, initial state |
 //! | [`Connected`] | ranks connected; initial weights, frozen networks and images opened |
 //! | [`Resolved`] | a plan: every length in steps, every default filled in |
-//! | [`Fitted`] | the plan divided over ranks, within the memory of each, and its kernels; a length in minutes becomes steps by [`Fitted::timed`] |
+//! | [`Fitted`] | the plan divided over ranks, within the memory of each, and its kernels; a length in minutes becomes steps by [`Fitted::timed`] and [`Fitted::rehearsed`] |
 //! | [`Outcome`](trainer::run::Outcome) | weights in the work directory |
 //!
 //! is the order of the types. All ranks of a launch execute each stage together: a stage fails on
@@ -65,6 +65,7 @@ mod network;
 mod pixels;
 mod probe;
 mod provenance;
+mod rehearsal;
 mod resident;
 mod retrieval;
 mod stages;

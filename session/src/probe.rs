@@ -32,6 +32,14 @@ impl Probe for ScoringProbe {
         "probe"
     }
 
+    fn rehearse(&mut self, network: &Network) -> Result<(), String> {
+        let progress = (self.new_progress)(0);
+        match self.split.score(network, &self.protocols, None, &*progress) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String> {
         let progress = (self.new_progress)(step);
         let scores = self.split.score(network, &self.protocols, None, &*progress);

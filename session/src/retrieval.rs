@@ -37,8 +37,10 @@ pub struct RetrievalProbe {
     images: ImageSet,
     workdir: PathBuf,
     plan: Plan,
-    /// Percent that random weights find, once it is known.
+    /// Percent that random weights find, once it is recorded.
     random_percent: Option<f64>,
+    /// What random weights have found in a rehearsal, until it is recorded.
+    rehearsed: Option<Retrieval>,
     /// Creates the receiver of the progress of an evaluation after a number of steps.
     new_progress: fn(u64) -> Box<dyn Progress>,
 }
@@ -77,6 +79,7 @@ impl RetrievalProbe {
             workdir: workdir.to_path_buf(),
             plan: plan.clone(),
             random_percent: recorded.map(|recorded| recorded.random_percent),
+            rehearsed: None,
             new_progress,
         }))
     }
@@ -87,13 +90,16 @@ impl RetrievalProbe {
     }
 
     /// Returns the percent that random weights find. If no start of the run has recorded it, it is
-    /// measured and recorded now.
+    /// measured, unless a rehearsal has done it, and recorded now.
     fn random_percent(&mut self, network: &Network, step: u64) -> Result<f64, SessionError> {
         if let Some(percent) = self.random_percent {
             return Ok(percent);
         }
         let random = network.with_random_weights(0);
-        let found = self.measure(&random, step)?;
+        let found = match self.rehearsed.take() {
+            Some(found) => found,
+            None => self.measure(&random, step)?,
+        };
         self.record(&random, RANDOM_NETWORK, 0, found)?;
         self.random_percent = Some(found.percent);
         Ok(found.percent)
@@ -153,6 +159,13 @@ impl Probe for RetrievalProbe {
 
     fn interval(&self, _every_steps: u64, total_steps: u64) -> u64 {
         total_steps.div_ceil(EVALUATIONS_PER_RUN)
+    }
+
+    /// Searches the views by random weights, which the run needs anyway.
+    fn rehearse(&mut self, network: &Network) -> Result<(), String> {
+        // A failure is reported where the run evaluates.
+        self.rehearsed = self.measure(&network.with_random_weights(0), 0).ok();
+        Ok(())
     }
 
     /// Searches the views. Nobody has asked for it: a failure is reported, and the run goes on.

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use kernels::device::{DeviceChoice, DeviceKind, Opened};
 use networks::probe::Probe;
@@ -10,12 +11,14 @@ use networks::{NamedTensor, Origin};
 use pipeline::words::counted;
 use pipeline::{Dataset, Storage};
 use ranks::communicator::Communicator;
-use ranks::engine::EngineChoice;
+use ranks::engine::{EngineChoice, Reduction};
 use ranks::launch::Launch;
 use ranks::wire::Wire;
 use trainer::estimate::fit;
 use trainer::run::fault::Fault;
-use trainer::run::{FrozenNetwork, Job, Observer, Outcome, format_time, measure_length, recorded_plan, run};
+use trainer::run::{
+    FrozenNetwork, Job, Observer, Outcome, RunTimes, format_time, measure_times, recorded_plan, run,
+};
 use trainer::{Length, Plan, Recipe, TrainError};
 
 use crate::connect::{agree_on_groups, agree_on_kernels, agree_on_length, all_ready, connect, n_sharers};
@@ -25,6 +28,7 @@ use crate::frozen;
 use crate::initial::{self, Beginning, Initial};
 use crate::machine;
 use crate::pixels::check_pixels;
+use crate::rehearsal::{Rehearsal, rehearse};
 
 /// Plans steps of `recipe` by one rank on `device`, as [`plan_on_ranks`].
 ///
@@ -73,6 +77,8 @@ pub struct Session {
     pub fault: Option<Fault>,
     /// Flag that asks the run to stop with a checkpoint; may be set from any thread.
     pub stop: Arc<AtomicBool>,
+    /// Start of the time of a run that is given minutes: that of the program.
+    pub started: Instant,
 }
 
 /// A session whose ranks are connected, with its weights and images.
@@ -98,6 +104,14 @@ pub struct Resolved {
 pub struct Fitted {
     connected: Connected,
     plan: Plan,
+    /// Times of a run that is given minutes, once its steps are timed.
+    timed: Option<Timed>,
+}
+
+/// Minutes of a run, and the times of its parts.
+struct Timed {
+    minutes: f64,
+    times: RunTimes,
 }
 
 impl Session {
@@ -116,6 +130,7 @@ impl Session {
             initial: Initial::default(),
             fault: None,
             stop: Arc::default(),
+            started: Instant::now(),
         })
     }
 
@@ -246,7 +261,7 @@ impl Resolved {
         let result = plan.choose_kernels(&device.device).map_err(SessionError::from);
         all_ready(&connected.comm, result)?;
         agree_on_kernels(&connected.comm, &mut plan, device)?;
-        Ok(Fitted { connected, plan })
+        Ok(Fitted { connected, plan, timed: None })
     }
 }
 
@@ -314,8 +329,8 @@ impl Fitted {
         self.plan.recipe.optim.length.minutes().is_some()
     }
 
-    /// Measures how many steps fit into the minutes of a run that begins, and sets its length; does
-    /// nothing for any other run. All ranks call it.
+    /// Measures how many steps, with their checkpoints, fit into what is left of the minutes of a
+    /// run that begins, and sets its length; does nothing for any other run. All ranks call it.
     ///
     /// # Errors
     /// [`SessionError::Train`] when the first steps fail, or if the run is too short for its
@@ -337,22 +352,94 @@ impl Fitted {
             forked_step: None,
         };
         let solo = std::mem::replace(comm, Communicator::solo());
-        let (length, measured) = measure_length(&job, minutes, solo)?;
+        let (times, measured) = measure_times(&job, minutes, solo)?;
         *comm = measured;
-        if session.launch.rank == 0 {
-            tracing::info!(
-                "optim.length: {} in {}, of {} each, the median of {} on the first batches, which are not \
-                 part of the run",
-                counted(length.steps, "step"),
-                minutes_in_words(minutes),
-                format_time(length.step_s),
-                counted(length.n_timed as u64, "step")
+        let timed = Timed { minutes, times };
+        self.set_length(&timed, &[])?;
+        self.timed = Some(timed);
+        Ok(self)
+    }
+
+    /// Shortens a run of minutes that [`Fitted::timed`] has measured, so that its `probes` and the
+    /// pictures of its report fit into the time, too; does nothing for any other run. `n_pictured`
+    /// returns the number of images of which the report needs features, given the number of steps
+    /// and of images in each. All ranks call it.
+    ///
+    /// # Errors
+    /// [`SessionError::Train`] when a probe fails, or if the run is too short for its recipe.
+    pub fn rehearsed(
+        mut self,
+        probes: &mut [Box<dyn Probe>],
+        n_pictured: fn(u64, usize) -> u64,
+    ) -> Result<Self, SessionError> {
+        let Some(mut timed) = self.timed.take() else { return Ok(self) };
+        let Connected { session, comm, dataset, .. } = &self.connected;
+        let is_first = session.launch.rank == 0;
+        let rehearsal = if is_first {
+            let n_images = n_pictured(self.plan.total_steps, self.plan.recipe.optim.batch_size);
+            rehearse(&self.plan, dataset, &session.device.device, probes, n_images)
+        } else {
+            Ok(Rehearsal { probes_s: vec![0.0; probes.len()], ending_s: 0.0 })
+        };
+        let Rehearsal { probes_s: mut seconds, ending_s } = all_ready(comm, rehearsal)?;
+        seconds.push(ending_s);
+        let mut seconds = comm.all_reduce("rehearsal", seconds, Reduction::Max)?;
+        timed.times.ending_s = seconds.pop().unwrap_or_default();
+        timed.times.probes_s = seconds;
+        let elapsed_s = self.set_length(&timed, probes)?;
+        if is_first {
+            self.report_length(&timed, probes, elapsed_s);
+        }
+        self.timed = Some(timed);
+        Ok(self)
+    }
+
+    /// Sets the length of a run of minutes by the times of its parts, and returns the seconds that
+    /// have passed since it was started. All ranks call it.
+    fn set_length(&mut self, timed: &Timed, probes: &[Box<dyn Probe>]) -> Result<f64, SessionError> {
+        let Connected { session, comm, .. } = &self.connected;
+        let elapsed_s = session.started.elapsed().as_secs_f64();
+        let slowest_s = comm.all_reduce("time of the start", vec![elapsed_s], Reduction::Max)?[0];
+        let left_s = 60.0 * timed.minutes - slowest_s;
+        let first = self.first_step();
+        let n_steps = timed.times.steps_within(left_s, &self.plan, probes, first);
+        self.plan = trainer::with_steps(self.plan.clone(), first + n_steps)?;
+        Ok(slowest_s)
+    }
+
+    /// Returns the step that a run begins with: a fork goes on from that of its checkpoint.
+    fn first_step(&self) -> u64 {
+        initial::forked_step(&self.connected.session.workdir).unwrap_or_default()
+    }
+
+    /// Reports the length of a run of minutes, `elapsed_s` after it was started.
+    fn report_length(&self, timed: &Timed, probes: &[Box<dyn Probe>], elapsed_s: f64) {
+        let Timed { minutes, times } = timed;
+        let first = self.first_step();
+        let n_steps = self.plan.total_steps - first;
+        let run_s = times.run_s(&self.plan, probes, first);
+        tracing::info!(
+            "optim.length: {} in {}, of {} each, the mean of {} on the first batches, which are not part of \
+             the run; {} have passed, and checkpoints, scores and pictures take {}",
+            counted(n_steps, "step"),
+            minutes_in_words(*minutes),
+            format_time(times.step_s),
+            counted(times.n_timed as u64, "step"),
+            format_time(elapsed_s),
+            format_time(run_s - n_steps as f64 * times.step_s)
+        );
+        if n_steps == 1 && elapsed_s + run_s > 60.0 * minutes {
+            tracing::warn!(
+                "optim.length: {} are too short: with a single step, the run takes {}",
+                minutes_in_words(*minutes),
+                format_time(elapsed_s + run_s)
             );
         }
-        // A fork goes on from the step of its checkpoint.
-        let first = initial::forked_step(&session.workdir).unwrap_or_default();
-        self.plan = trainer::with_steps(self.plan, first + length.steps)?;
-        Ok(self)
+    }
+
+    /// Returns the time of a step in seconds, if [`Fitted::timed`] has measured it.
+    pub fn step_s(&self) -> Option<f64> {
+        self.timed.as_ref().map(|timed| timed.times.step_s)
     }
 
     /// Returns `result` if no rank has failed to prepare its observers. All ranks call it.
@@ -373,7 +460,7 @@ impl Fitted {
         probes: &mut [Box<dyn Probe>],
         observer: &mut dyn Observer,
     ) -> Result<Outcome, SessionError> {
-        let Self { mut connected, plan } = self;
+        let Self { mut connected, plan, .. } = self;
         connected.regroup(&plan)?;
         let Connected { session, comm, initial, frozen, dataset, .. } = connected;
         let job = Job {

@@ -278,20 +278,20 @@ fn weights_after(world: &World, run: &str, n_steps: u64) -> Vec<u8> {
 fn minutes_become_steps_of_the_plan() {
     const NAME: &str = "beginnings::minutes_become_steps_of_the_plan";
     let world = World::new(24);
-    let more = ["--set", "optim.length.minutes=0.1", "--set", "optim.warmup={percent=50}"];
+    let more = ["--set", "optim.length.minutes=0.2", "--set", "optim.warmup={percent=50}"];
     let fault = ["--inject-fault", "kill:rank=0,step=9,phase=backward"];
     let killed = world.pretrain("a", &[&more[..], &fault].concat());
     assert!(!killed.status.success());
     let stderr = String::from_utf8_lossy(&killed.stderr).into_owned();
-    let (before, _) = stderr.split_once(" steps in 0.1 minutes, of ").unwrap();
+    let (before, _) = stderr.split_once(" steps in 0.2 minutes, of ").unwrap();
     let n_steps: u64 = before.rsplit(' ').next().unwrap().replace(',', "").parse().unwrap();
     let stderr = ok(&world.pretrain("a", &more));
-    assert!(stderr.contains("resuming at step") && !stderr.contains("in 0.1 minutes"), "{stderr}");
+    assert!(stderr.contains("resuming at step") && !stderr.contains("in 0.2 minutes"), "{stderr}");
     assert_eq!(logged_steps(&world, "a"), (0..n_steps).collect::<Vec<u64>>());
 
     let plan: toml::Table = std::fs::read_to_string(world.path("a/plan.toml")).unwrap().parse().unwrap();
     let expected = n_steps as i64;
-    assert_eq!((plan["total_steps"].as_integer(), plan["minutes"].as_float()), (Some(expected), Some(0.1)));
+    assert_eq!((plan["total_steps"].as_integer(), plan["minutes"].as_float()), (Some(expected), Some(0.2)));
     assert_eq!(plan["recipe"]["optim"]["length"]["steps"].as_integer(), Some(expected));
     assert_eq!(plan["warmup_steps"].as_integer(), Some((n_steps as f64 / 2.0).round() as i64));
 
@@ -305,7 +305,7 @@ fn minutes_become_steps_of_the_plan() {
     ok(&world.pretrain("a", &more));
 
     let other =
-        world.pretrain("a", &["--set", "optim.length.minutes=0.2", "--set", "optim.warmup={percent=50}"]);
+        world.pretrain("a", &["--set", "optim.length.minutes=0.3", "--set", "optim.warmup={percent=50}"]);
     check_message(&format!("{NAME}.other"), &fails(&other, 2));
     let none = world.pretrain("c", &["--set", "optim.length.minutes=0"]);
     check_message(&format!("{NAME}.none"), &fails(&none, 2));

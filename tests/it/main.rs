@@ -62,6 +62,8 @@ mod gradients;
 mod graph;
 /// Help of all commands.
 mod help;
+/// Runs that are given hours.
+mod hours;
 /// Identity of data in caches, resumed runs and parts.
 mod identity;
 /// Container images.

@@ -260,10 +260,11 @@ fn commands_of_pages_run() {
             let words = words(&command);
             let needs_other_machine =
                 command.contains("://") || command.contains('…') || command.contains("--device");
+            let takes_hours = command.contains(" --hours ");
             if words[0] != "ocelli" {
                 check_other(&words);
                 n_checked += 1;
-            } else if needs_other_machine || TOO_LONG.contains(&words[1].as_str()) {
+            } else if needs_other_machine || takes_hours || TOO_LONG.contains(&words[1].as_str()) {
                 check_flags(&words);
                 n_checked += 1;
             } else {

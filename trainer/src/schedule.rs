@@ -186,7 +186,8 @@ pub enum Length {
     Epochs(f64),
     /// Number of images.
     Samples(f64),
-    /// Minutes of training, which are measured in steps before the run begins.
+    /// Minutes from the start of the program to its end, which are measured in steps before the run
+    /// begins.
     Minutes(f64),
 }
 

@@ -22,11 +22,11 @@ use trainer::checkpoint::steps;
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
 use trainer::run::status::Status;
-use trainer::{Plan, Recipe};
+use trainer::{Length, Plan, Recipe};
 use weights::Format;
 
 use super::export::export_beside;
-use super::report::write_beside;
+use super::report::{candidates_after, write_beside};
 use crate::cluster::compute;
 use crate::console::{chain, command_line, say};
 use crate::exit::PREEMPTED;
@@ -36,13 +36,14 @@ use crate::progress::{Activity, StageBar};
 use crate::run_end::{EndedRun, print_scores, warn_of_missing_probes};
 use crate::run_progress::RunProgress;
 use crate::signals::Signals;
-use crate::{pictures, recipes};
+use crate::{pictures, recipes, values};
 
 /// Flags of `pretrain`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
         ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  \
         ocelli pretrain --recipe dino_vits16 --shards 'data/*.tar' --workdir runs/a\n  \
+        ocelli pretrain --recipe lejepa_cifar --hours 8 --shards d/ --workdir runs/c\n  \
         mpirun -n 4 ocelli pretrain --recipe ibot_vits16 --shards d/ --workdir runs/b\n  \
         ocelli pretrain --recipe dinov2_continue --init w.pth --shards d/ --workdir r\n  \
         ocelli pretrain --recipe lejepa_cifar --shards d/ --workdir r --export timm")]
@@ -54,6 +55,11 @@ pub(crate) struct Args {
     /// Folder for the plan, metrics and checkpoints. If it already holds a run, the run resumes.
     #[arg(long)]
     workdir: PathBuf,
+    /// Time of the whole run, instead of the recipe's optim.length. A few steps, a checkpoint and
+    /// the probes are timed, and as many steps as fit are written into the plan; a run that is
+    /// resumed takes as many, however long it was interrupted.
+    #[arg(long, value_name = "HOURS", value_parser = values::hours)]
+    hours: Option<f64>,
     /// Shards or folders to train on, instead of the recipe's. They are
     /// `train-{000000..000009}.tar`,
     /// `'data/train-*.tar'`, a folder of shards, Parquet files of images, or a folder of images,
@@ -92,6 +98,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
+    check_length(args)?;
     let initial = args.initial.initial()?;
     let loaded = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
         initial_model(&initial, Some(&args.workdir), weights).map_err(|error| error.to_string())
@@ -106,6 +114,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         ),
         (loaded, _) => loaded?,
     };
+    if let Some(hours) = args.hours {
+        recipe.optim.length = Length::Minutes(minutes(hours));
+    }
     if args.shards.is_empty() {
         recipe.refuse_commands(&args.overrides)?
     } else {
@@ -115,7 +126,6 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         bail!("run.probe_every_steps is set: give the probe's shards with --probe-train and --probe-test");
     }
     check_format(args.export, &recipe)?;
-    let start = Instant::now();
     let launch = compute::launch()?;
     let rank = launch.rank;
     if rank == 0 && args.probe_train.is_empty() {
@@ -130,6 +140,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         initial,
         fault: args.inject_fault.clone(),
         stop: Arc::default(),
+        started: start,
     };
     let Trained { plan, outcome, dataset } =
         pretrain(session, storage, |plan| scoring_probe(args, plan, rank, storage))?;
@@ -177,6 +188,22 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         out!("{} done; checkpoints in {}", counted(plan.total_steps, "step"), checkpoints.display());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks that the length of the run is given once.
+fn check_length(args: &Args) -> anyhow::Result<()> {
+    let Some(hours) = args.hours else { return Ok(()) };
+    for entry in &args.overrides {
+        if entry.trim_start().starts_with("optim.length") {
+            bail!("--hours {hours} and --set {entry} are both the length of the run: give one of them");
+        }
+    }
+    Ok(())
+}
+
+/// Returns the minutes of `hours`, without digits that only rounding adds.
+fn minutes(hours: f64) -> f64 {
+    (60e6 * hours).round() / 1e6
 }
 
 /// Returns whether `name` is a recipe of the program, and not that of `run`.
@@ -298,18 +325,22 @@ pub(crate) fn pretrain(
         fitted.timed()?
     };
     let Probes { mut probes, mut n_images } = fitted.all_ready(probes(fitted.plan()))?;
-    let plan = fitted.plan().clone();
-    let retrieval = RetrievalProbe::for_run(&plan, fitted.dataset(), fitted.workdir(), retrieval_bar);
+    let retrieval = RetrievalProbe::for_run(fitted.plan(), fitted.dataset(), fitted.workdir(), retrieval_bar);
     if let Some(retrieval) = fitted.all_ready(retrieval)? {
         n_images += retrieval.n_views();
         // Before the scores, which are the newest that the bar shows.
         probes.insert(0, Box::new(retrieval));
     }
+    let fitted = fitted.rehearsed(&mut probes, candidates_after)?;
+    let plan = fitted.plan().clone();
     let mut step_s = None;
     if rank == 0 {
         report_images(&plan, fitted.dataset());
         let dataset = fitted.dataset();
-        let forecast = Forecast::new(&plan, fitted.workdir(), fitted.device(), n_local, dataset, n_images);
+        let device = fitted.device();
+        let timed_step_s = fitted.step_s();
+        let forecast =
+            Forecast::new(&plan, fitted.workdir(), device, n_local, dataset, n_images, timed_step_s);
         if let Some(forecast) = forecast {
             forecast.print();
             step_s = Some(forecast.step_s);

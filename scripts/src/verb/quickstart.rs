@@ -83,6 +83,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         initial: Initial::default(),
         fault: None,
         stop: Arc::default(),
+        started: start,
     };
     let Trained { outcome, .. } = pretrain(session, storage, |_| Ok(Probes::default()))?;
     if outcome == Outcome::Stopped {

@@ -175,7 +175,7 @@ pub(crate) fn write_beside(
 
 /// Returns the number of images among which neighbors are searched after `n_steps` steps of
 /// `batch_size` images.
-fn candidates_after(n_steps: u64, batch_size: usize) -> u64 {
+pub(crate) fn candidates_after(n_steps: u64, batch_size: usize) -> u64 {
     let n_trained = n_steps.saturating_mul(batch_size as u64);
     (n_trained / TRAINED_PER_CANDIDATE).clamp(LEAST_CANDIDATES, CANDIDATES)
 }

@@ -13,9 +13,10 @@ use crate::step::precision::Precision;
 pub struct OptimConfig {
     /// Number of images in a step, over all ranks.
     pub batch_size: usize,
-    /// Length of the run. Minutes become steps before the run begins: a few steps are timed on its
-    /// images, and the plan has their number, so that a resumed run and one with the same plan take
-    /// as many. Checkpoints and probes take time in addition.
+    /// Length of the run. Minutes count from the start of the program to its end and become steps
+    /// before the run begins: a few steps are timed on its images, with a checkpoint and the
+    /// probes, and the plan has the number of steps that fit, so that a resumed run and one with
+    /// the same plan take as many. `--hours` of `ocelli pretrain` sets it.
     pub length: Length,
     /// Update rule of the parameters; AdamW by default.
     #[serde(default)]

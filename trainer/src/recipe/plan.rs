@@ -299,12 +299,12 @@ impl Plan {
     /// Returns the number of steps of the run, after the first `done`, that are followed by probes
     /// as the recipe says: those at intervals, and the last.
     pub fn n_probes_after(&self, done: u64) -> u64 {
-        self.n_probes_at(self.recipe.run.probe_every_steps, done)
+        self.n_due(self.recipe.run.probe_every_steps, done)
     }
 
-    /// Returns the number of steps of the run, after the first `done`, that are followed by a probe
-    /// that runs every `every` steps, or at the end only if that is 0, and after the last step.
-    pub(crate) fn n_probes_at(&self, every: u64, done: u64) -> u64 {
+    /// Returns the number of steps of the run, after the first `done`, that are followed by what is
+    /// due every `every` steps, or at the end only if that is 0, and after the last step.
+    pub(crate) fn n_due(&self, every: u64, done: u64) -> u64 {
         if done >= self.total_steps {
             return 0;
         }

@@ -60,12 +60,13 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
     Ok(plan)
 }
 
-/// Returns `plan`, whose length is in minutes, with the `steps` that these were measured to be.
+/// Returns `plan`, whose length is in minutes, with the `steps` that these were measured to be; or
+/// with others, if it has some already.
 ///
 /// # Errors
 /// [`TrainError::Recipe`] with the key and the reason, if the run is too short for its settings.
 pub fn with_steps(plan: Plan, steps: u64) -> Result<Plan, TrainError> {
-    let minutes = plan.recipe.optim.length.minutes();
+    let minutes = plan.recipe.optim.length.minutes().or(plan.minutes);
     let mut recipe = plan.recipe.clone();
     recipe.optim.length = Length::Steps(steps);
     let resolved = resolve(recipe, plan.n_samples)?;
@@ -96,6 +97,8 @@ mod tests {
         assert_eq!((plan.total_steps, plan.warmup_steps, plan.minutes), (80, 8, Some(2.5)));
         assert_eq!(plan.recipe.optim.length, Length::Steps(80));
         assert!(plan.check_measured().is_ok());
+        let shorter = with_steps(plan.clone(), 70).unwrap();
+        assert_eq!((shorter.total_steps, shorter.warmup_steps, shorter.minutes), (70, 7, Some(2.5)));
         let read: Plan = toml::from_str(&plan.to_toml()).unwrap();
         assert_eq!((read.total_steps, read.minutes), (80, Some(2.5)));
     }

@@ -278,7 +278,11 @@ fn is_row_due(done: u64, every_steps: u64) -> bool {
 }
 
 /// Gathers the embeddings of the global batch, `[B·V, D]`.
-fn embeddings(trainer: &Trainer, plan: &Plan, report: &StepReport) -> Result<Tensor<2>, TrainError> {
+pub(super) fn embeddings(
+    trainer: &Trainer,
+    plan: &Plan,
+    report: &StepReport,
+) -> Result<Tensor<2>, TrainError> {
     let peers = Peers::new(&trainer.comm, report.embeddings.len());
     let [_, width] = report.embeddings[0].dims();
     let d = plan.recipe.model.width();
@@ -295,11 +299,11 @@ fn is_probe_due(plan: &Plan, probe: &dyn Probe, done: u64) -> bool {
 
 /// Estimates the seconds of the probes after more than `done` steps, from the `seconds` that each
 /// has taken.
-fn probes_left_s(plan: &Plan, probes: &[Box<dyn Probe>], seconds: &[f64], done: u64) -> f64 {
+pub(super) fn probes_left_s(plan: &Plan, probes: &[Box<dyn Probe>], seconds: &[f64], done: u64) -> f64 {
     let mut left_s = 0.0;
     for (probe, probe_s) in probes.iter().zip(seconds) {
         let interval = probe.interval(plan.recipe.run.probe_every_steps, plan.total_steps);
-        left_s += plan.n_probes_at(interval, done) as f64 * probe_s;
+        left_s += plan.n_due(interval, done) as f64 * probe_s;
     }
     left_s
 }

@@ -26,7 +26,7 @@ pub use duration::{format_duration, format_time};
 pub use health::Concern;
 pub use heartbeat::host_name;
 pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress, Quiet};
-pub use length::{MeasuredLength, measure_length};
+pub use length::{RunTimes, measure_times};
 pub use pace::Pace;
 pub use workdir::recorded_plan;
 

@@ -1,0 +1,167 @@
+//! Runs that are given hours.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use burn_tensor::Device;
+use ranks::communicator::{Communicator, CommunicatorConfig};
+use ranks::engine::{Engine, LocalGroup};
+use serde_json::Value;
+use toml::Table;
+use trainer::run::{Job, RunTimes, measure_times};
+
+use crate::messages::check_message;
+use crate::support::{World, fails, metrics, ok};
+
+/// Returns the plan of a run.
+fn plan(world: &World, run: &str) -> Table {
+    fs::read_to_string(world.path(run).join("plan.toml")).unwrap().parse().unwrap()
+}
+
+/// Returns the bytes of the weights of a run after its last step.
+fn last_weights(world: &World, run: &str) -> Vec<u8> {
+    let n_steps = plan(world, run)["total_steps"].as_integer().unwrap();
+    let path = format!("{run}/checkpoints/step-{n_steps:010}/rank-00000.safetensors");
+    fs::read(world.path(&path)).unwrap()
+}
+
+/// Start, steps, probes, checkpoints and report are all within the time. The bounds are wide: other
+/// tests run at the same time.
+#[test]
+fn a_run_ends_within_its_time_with_its_schedule_complete() {
+    const SECONDS: f64 = 18.0;
+    let world = World::new(60);
+    let shard = world.text("data/train-000000.tar");
+    let mut more = vec!["--hours", "0.005", "--probe-train", &shard, "--probe-test", &shard];
+    more.extend(["--set", "optim.warmup={percent=10}", "--set", "run.checkpoint_every_steps=100"]);
+    let start = Instant::now();
+    let stderr = ok(&world.pretrain("run", &more));
+    let seconds = start.elapsed().as_secs_f64();
+    assert!((0.4 * SECONDS..2.0 * SECONDS).contains(&seconds), "{seconds} s: {stderr}");
+    assert!(
+        stderr.contains(" in 0.3 minutes, of ") && stderr.contains("scores and pictures take"),
+        "{stderr}"
+    );
+
+    let plan = plan(&world, "run");
+    let n_steps = plan["total_steps"].as_integer().unwrap();
+    assert_eq!(plan["minutes"].as_float(), Some(0.3));
+    assert_eq!(plan["warmup_steps"].as_integer(), Some((n_steps as f64 / 10.0).round() as i64));
+    let rows = metrics(&world.path("run"));
+    assert_eq!(rows.len() as i64, n_steps);
+    assert!(rows[rows.len() - 1]["knobs/lr"].as_f64().unwrap() < 3e-5, "the rate has decayed");
+    assert!(!world.path("run/checkpoints/.writing-timed").exists());
+
+    // What a rehearsal has found is recorded once, with the run.
+    let evaluations = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
+    let mut n_random = 0;
+    let mut scored_steps = Vec::new();
+    for line in evaluations.lines() {
+        let row: Value = serde_json::from_str(line).unwrap();
+        if row["about"]["network"] == "random weights" {
+            n_random += 1;
+        } else if row["metric"] != "retrieval" {
+            scored_steps.push(row["about"]["step"].as_i64().unwrap());
+        }
+    }
+    assert!(n_random <= 1, "{evaluations}");
+    scored_steps.dedup();
+    assert_eq!(scored_steps, [0, n_steps]);
+}
+
+/// A killed run goes on with the steps of its plan, and ends with the bits of a run that was not
+/// killed.
+#[test]
+fn a_killed_run_of_hours_equals_an_uninterrupted_one() {
+    const NAME: &str = "hours::a_killed_run_of_hours_equals_an_uninterrupted_one";
+    let world = World::new(24);
+    let hours = ["--hours", "0.004", "--set", "optim.warmup={percent=50}"];
+    let fault = ["--inject-fault", "kill:rank=0,step=9,phase=backward"];
+    let killed = world.pretrain("a", &[&hours[..], &fault].concat());
+    assert!(!killed.status.success());
+    let begun = plan(&world, "a");
+    let stderr = ok(&world.pretrain("a", &hours));
+    assert!(stderr.contains("resuming at step") && !stderr.contains("in 0.24 minutes"), "{stderr}");
+    assert_eq!(plan(&world, "a"), begun);
+
+    let shard = world.text("data/train-000000.tar");
+    let recipe = world.text("a/plan.toml");
+    let workdir = world.text("b");
+    ok(&world.ocelli(&["pretrain", "--recipe", &recipe, "--shards", &shard, "--workdir", &workdir]));
+    assert!(last_weights(&world, "a") == last_weights(&world, "b"), "weights differ");
+    assert_eq!(metrics(&world.path("a")), metrics(&world.path("b")));
+
+    // The same minutes, in the recipe.
+    ok(&world.pretrain("a", &["--set", "optim.length.minutes=0.24", "--set", "optim.warmup={percent=50}"]));
+    let other = world.pretrain("a", &["--hours", "0.005", "--set", "optim.warmup={percent=50}"]);
+    check_message(&format!("{NAME}.other"), &fails(&other, 2));
+    let twice = world.pretrain("c", &["--hours", "0.003", "--set", "optim.length.epochs=3"]);
+    check_message(&format!("{NAME}.twice"), &fails(&twice, 2));
+    assert!(!world.path("c").exists());
+}
+
+/// Measures the times of a run on two ranks, in a thread each.
+fn times_on_two_ranks(world: &World) -> Vec<RunTimes> {
+    let plan = crate::ranks::plan(2, &["optim.length.minutes=0.02"]);
+    let dataset = world.dataset();
+    let workdir = world.path("run");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for engine in LocalGroup::ranks(2) {
+            let plan = &plan;
+            let dataset = &dataset;
+            let workdir = &workdir;
+            let stop = &stop;
+            threads.push(scope.spawn(move || {
+                let topology = plan.topology(engine.rank()).unwrap();
+                let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
+                let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
+                let comm = Communicator::start(config, factory).unwrap();
+                let job = Job {
+                    plan,
+                    dataset: Arc::clone(dataset),
+                    workdir,
+                    stop,
+                    device: Device::flex(),
+                    fault: None,
+                    initial: None,
+                    frozen: &[],
+                    lengthen: false,
+                    forked_step: None,
+                };
+                let (times, comm) = measure_times(&job, 0.02, comm).unwrap();
+                comm.finish().unwrap();
+                times
+            }));
+        }
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// All ranks find the times of the slowest, and thus the same number of steps.
+#[test]
+fn two_ranks_agree_on_the_times() {
+    let world = World::new(60);
+    let times = times_on_two_ranks(&world);
+    assert_eq!(times[0], times[1]);
+    assert!(times[0].step_s > 0.0 && times[0].row_s > 0.0 && times[0].checkpoint_s > 0.0, "{times:?}");
+    assert!(times[0].n_timed >= 1, "{times:?}");
+    let checkpoints = world.path("run/checkpoints");
+    assert!(!checkpoints.join(".writing-timed").exists());
+    assert!(trainer::checkpoint::steps(&checkpoints).is_empty());
+}
+
+/// Ranks of a launch take the same number of steps.
+#[cfg(feature = "mpi")]
+#[test]
+fn ranks_of_a_launch_run_for_hours() {
+    let world = World::new(60);
+    let ranks = crate::mpirun::Ranks::new(&world, &["optim.warmup={percent=10}"]);
+    ok(&ranks.run(2, "run", &["--hours", "0.003"]));
+    let n_steps = plan(&world, "run")["total_steps"].as_integer().unwrap();
+    assert_eq!(metrics(&world.path("run")).len() as i64, n_steps);
+    assert!(world.path(&format!("run/checkpoints/step-{n_steps:010}")).is_dir());
+}
