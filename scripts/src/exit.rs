@@ -76,6 +76,7 @@ fn session_code(error: &SessionError) -> u8 {
         SessionError::InitialHeads { source } => session_code(source),
         SessionError::UnusableImages { .. } | SessionError::ForkCopy { .. } => DATA,
         SessionError::NoShards
+        | SessionError::NoChoice
         | SessionError::RemoteShards
         | SessionError::NoHeads { .. }
         | SessionError::NoBackbone

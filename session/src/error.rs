@@ -21,6 +21,9 @@ pub enum SessionError {
     /// The recipe names no shards.
     #[error("no shards: give --shards, or data.shards in the recipe")]
     NoShards,
+    /// No recipe can be chosen.
+    #[error("no built-in recipe suits the images and the weights: give one with --recipe")]
+    NoChoice,
     /// Shards that are read only from a disk are elsewhere.
     #[error("the shards are on a server")]
     RemoteShards,

@@ -43,6 +43,8 @@
 //! is the order of the types. All ranks of a launch execute each stage together: a stage fails on
 //! all of them if it fails on one.
 //!
+//! [`advise`] chooses a recipe for a number of hours.
+//!
 //! [`EvaluatedNetwork`] opens the network of a run, or of a weights file, to be scored by `eval`; a
 //! [`ScoringProbe`] scores within a run, and [`Evaluation::watch`] scores the checkpoints of a run
 //! that another process trains.
@@ -51,6 +53,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod advice;
 pub mod connect;
 mod data;
 pub mod doctor;
@@ -72,6 +75,7 @@ mod stages;
 mod stored;
 mod watch;
 
+pub use advice::{Advice, Wish, advise, few_images_warning};
 pub use data::{open_local, open_sampled};
 pub use error::SessionError;
 pub use evaluated_network::{EvaluatedNetwork, NetworkSettings, check_pixel_values};

@@ -192,6 +192,11 @@ pub enum Length {
 }
 
 impl Length {
+    /// Returns a length of `hours`, in minutes without digits that only rounding adds.
+    pub fn from_hours(hours: f64) -> Self {
+        Self::Minutes((60e6 * hours).round() / 1e6)
+    }
+
     /// Returns the length in steps, rounded to the nearest; `None` for minutes, whose steps depend
     /// on the machine.
     ///
@@ -339,6 +344,12 @@ mod tests {
         assert_eq!(steps(Duration::Samples(1e4)), Ok(100));
         assert_eq!(steps(Duration::Percent(10.0)), Ok(100));
         assert!(Duration::Epochs(-1.0).steps(1, 1, 1).is_err());
+    }
+
+    #[test]
+    fn hours_are_whole_minutes_where_they_can_be() {
+        assert_eq!(Length::from_hours(8.0), Length::Minutes(480.0));
+        assert_eq!(Length::from_hours(0.57), Length::Minutes(34.2));
     }
 
     #[test]

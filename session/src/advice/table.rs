@@ -1,0 +1,392 @@
+//! Candidates for a choice: built-in recipes with settings, and how many epochs each needs.
+//!
+//! What was measured stands in docs/methods.md and docs/continue.md, and docs/hours.md has a table
+//! of it. Values that nobody has measured are constants whose names begin with `UNMEASURED`.
+
+use pipeline::words::{counted, thousands};
+
+/// Weights that a run is given, by the network that they are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Given {
+    /// None.
+    Nothing,
+    /// A transformer for images of fewer than [`SMALL_PX`].
+    SmallTransformer,
+    /// A transformer with a table of positions.
+    Transformer,
+    /// A transformer with rotary positions.
+    RotaryTransformer,
+    /// A convolutional network.
+    Convolutional,
+}
+
+/// What a candidate does with the weights that are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It needs none.
+    FromRandom,
+    /// It continues training them.
+    Continues,
+    /// It distills them into a smaller network.
+    Distills,
+}
+
+/// A recipe with settings.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Candidate {
+    /// Name of the built-in recipe.
+    pub(super) recipe: &'static str,
+    /// Settings of `--set`. Lengths are in percent, so that they fit runs of any length.
+    pub(super) settings: &'static [&'static str],
+    /// Further settings without a GPU.
+    pub(super) cpu_settings: &'static [&'static str],
+    /// Weights with which it is possible.
+    pub(super) given: &'static [Given],
+    pub(super) role: Role,
+    pub(super) needs_gpu: bool,
+    /// Side of its largest views; `None` if the weights determine it.
+    pub(super) view_px: Option<u32>,
+    /// Fewest images for which it is chosen.
+    pub(super) least_images: u64,
+    /// Epochs below which it is chosen only if nothing comes nearer to its best.
+    pub(super) least_epochs: f64,
+    /// Epochs from which it is chosen before candidates that cost less.
+    pub(super) best_epochs: f64,
+    /// Why the method is chosen, after "because".
+    pub(super) reason: &'static str,
+    /// What is known of the number of epochs, and where it stands.
+    pub(super) evidence: &'static str,
+}
+
+/// Side of the images of weights below which those are continued with small views. Measured are 32
+/// px only (docs/continue.md).
+pub(super) const SMALL_PX: usize = 64;
+
+/// Ratio of the side of views to that of the images up to which images are enlarged.
+const UNMEASURED_MOST_ENLARGED: f64 = 1.5;
+
+/// Fewest images of a run from random weights: the smallest sets that were trained have 8,000 and
+/// 10,000 images (docs/quickstart.md, docs/methods.md).
+const UNMEASURED_LEAST_IMAGES: u64 = 1000;
+
+/// Fewest images of a run from random weights for networks of 20 M parameters.
+const UNMEASURED_LEAST_IMAGES_LARGE: u64 = 3000;
+
+/// Fewest images of a run of DINO with a ViT-S from random weights.
+const UNMEASURED_LEAST_IMAGES_DINO: u64 = 100_000;
+
+/// Fewest images of a run that begins with weights.
+const UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS: u64 = 300;
+
+/// Epochs of `lejepa_cifar` on 10,000 images of CIFAR-10 that score k-NN 38.8 and 39.1
+/// (docs/methods.md); a random network scores 29.8.
+const LEAST_EPOCHS_LEJEPA: f64 = 10.0;
+
+/// Epochs of the same that score k-NN 45.5 and 46.7 (docs/methods.md): the longest run so far.
+const BEST_EPOCHS_LEJEPA: f64 = 33.0;
+
+/// Epochs of `lejepa_vits8_imagenette` as published, on 9,469 images (its header). The run has not
+/// been repeated with this program, and nothing is known of shorter ones.
+const UNMEASURED_BEST_EPOCHS_VITS8: f64 = 100.0;
+
+/// Epochs of `dino_vits16` as published, on 1.28 M images (its header).
+const BEST_EPOCHS_DINO: f64 = 100.0;
+
+/// Epochs of `dino_vits16` below which it is not worth its teacher.
+const UNMEASURED_LEAST_EPOCHS_DINO: f64 = 30.0;
+
+/// Epochs of continued training that score k-NN 36.5 on CIFAR-10, as after eight
+/// (docs/continue.md).
+const BEST_EPOCHS_CONTINUED: f64 = 10.0;
+
+/// Epochs of the same, 300 steps, that score k-NN 33.5, where the weights score 31.6
+/// (docs/continue.md).
+const LEAST_EPOCHS_CONTINUED: f64 = 2.0;
+
+/// Epochs of distillation. In five minutes a distilled ViT-Ti scores k-NN 37.6, the same with
+/// LeJEPA 35.2 (docs/methods.md); other lengths were not compared.
+const UNMEASURED_BEST_EPOCHS_DISTILLED: f64 = 20.0;
+const UNMEASURED_LEAST_EPOCHS_DISTILLED: f64 = 5.0;
+
+/// Why LeJEPA: in 9.2 minutes on two cores it scores k-NN 45.5 and 46.7, DINO in 8.4 minutes 45.6
+/// and 45.0; SimCLR's ResNet-18 needs 13 minutes for 43.9 and 45.2 (docs/methods.md).
+const LEJEPA: &str = "it needs neither a teacher nor a large batch, and on two cores it scored as much per \
+                      minute as any other (docs/methods.md)";
+
+const CONTINUED: &str =
+    "weights are given, and training them further helps on images of another kind (docs/continue.md)";
+
+const DISTILLED: &str = "the network of the weights is too slow here to be trained further: a smaller one \
+                         learns its features";
+
+const EPOCHS_OF_LEJEPA: &str =
+    "on CIFAR-10, 33 passes scored more than 10, and longer runs are not measured (docs/methods.md)";
+
+const EPOCHS_ON_LARGER_IMAGES: &str =
+    "how many are best at this size is not measured; on CIFAR-10, 33 passes scored more than 10";
+
+const EPOCHS_OF_CONTINUED: &str = "on CIFAR-10, scores rose for about eight passes (docs/continue.md)";
+
+const EPOCHS_UNKNOWN: &str = "how many are best is not measured";
+
+/// Candidates; of those for the same weights, the one whose step costs least comes first.
+pub(super) static CANDIDATES: [Candidate; 11] = [
+    Candidate {
+        recipe: "lejepa_cifar",
+        settings: &[],
+        cpu_settings: &[],
+        given: &[Given::Nothing],
+        role: Role::FromRandom,
+        needs_gpu: false,
+        view_px: Some(32),
+        least_images: UNMEASURED_LEAST_IMAGES,
+        least_epochs: LEAST_EPOCHS_LEJEPA,
+        best_epochs: BEST_EPOCHS_LEJEPA,
+        reason: LEJEPA,
+        evidence: EPOCHS_OF_LEJEPA,
+    },
+    Candidate {
+        recipe: "lejepa_cifar",
+        settings: &["model.image_px=64", "views.crops.0.size_px=64", "views.crops.1.size_px=32"],
+        cpu_settings: &[],
+        given: &[Given::Nothing],
+        role: Role::FromRandom,
+        needs_gpu: false,
+        view_px: Some(64),
+        least_images: UNMEASURED_LEAST_IMAGES,
+        least_epochs: LEAST_EPOCHS_LEJEPA,
+        best_epochs: BEST_EPOCHS_LEJEPA,
+        reason: LEJEPA,
+        evidence: EPOCHS_ON_LARGER_IMAGES,
+    },
+    // A ViT-Ti/8.
+    Candidate {
+        recipe: "lejepa_cifar",
+        settings: &[
+            "model.image_px=64",
+            "model.width=192",
+            "model.depth=12",
+            "model.heads=3",
+            "model.init_std=0.07",
+            "views.crops.0.size_px=64",
+            "views.crops.1.size_px=32",
+        ],
+        cpu_settings: &[],
+        given: &[Given::Nothing],
+        role: Role::FromRandom,
+        needs_gpu: false,
+        view_px: Some(64),
+        least_images: UNMEASURED_LEAST_IMAGES,
+        least_epochs: LEAST_EPOCHS_LEJEPA,
+        best_epochs: BEST_EPOCHS_LEJEPA,
+        reason: LEJEPA,
+        evidence: EPOCHS_ON_LARGER_IMAGES,
+    },
+    Candidate {
+        recipe: "lejepa_vits8_imagenette",
+        settings: &["optim.warmup={percent=1}"],
+        // bf16 is slow on some CPUs.
+        cpu_settings: &["optim.precision.compute=f32", "optim.batch_size=64"],
+        given: &[Given::Nothing],
+        role: Role::FromRandom,
+        needs_gpu: false,
+        view_px: Some(128),
+        least_images: UNMEASURED_LEAST_IMAGES_LARGE,
+        least_epochs: LEAST_EPOCHS_LEJEPA,
+        best_epochs: UNMEASURED_BEST_EPOCHS_VITS8,
+        reason: LEJEPA,
+        evidence: "the published run on 9,469 images has 800 passes; shorter ones are not measured",
+    },
+    Candidate {
+        recipe: "lejepa_vits16",
+        settings: &["optim.warmup={percent=1}"],
+        cpu_settings: &["optim.batch_size=32"],
+        given: &[Given::Nothing],
+        role: Role::FromRandom,
+        needs_gpu: false,
+        view_px: Some(224),
+        least_images: UNMEASURED_LEAST_IMAGES_LARGE,
+        least_epochs: LEAST_EPOCHS_LEJEPA,
+        best_epochs: UNMEASURED_BEST_EPOCHS_VITS8,
+        reason: LEJEPA,
+        evidence: EPOCHS_UNKNOWN,
+    },
+    Candidate {
+        recipe: "dino_vits16",
+        settings: &["optim.warmup={percent=10}", "method.freeze_last_layer={percent=1}"],
+        cpu_settings: &[],
+        given: &[Given::Nothing],
+        role: Role::FromRandom,
+        needs_gpu: true,
+        view_px: Some(224),
+        least_images: UNMEASURED_LEAST_IMAGES_DINO,
+        least_epochs: UNMEASURED_LEAST_EPOCHS_DINO,
+        best_epochs: BEST_EPOCHS_DINO,
+        reason: "there are a GPU, time and many images, for which its published run is the best known",
+        evidence: "the published run on 1.28 M images has 100 passes",
+    },
+    // A ViT-Ti/16 on views that patches of 14 and of 16 px divide.
+    Candidate {
+        recipe: "distill_vits16",
+        settings: &[
+            "model.image_px=112",
+            "model.width=192",
+            "model.heads=3",
+            "views.global_px=112",
+            "views.n_local=0",
+            "optim.batch_size=64",
+            "optim.warmup={percent=5}",
+        ],
+        cpu_settings: &[],
+        given: &[Given::Transformer, Given::RotaryTransformer, Given::Convolutional],
+        role: Role::Distills,
+        needs_gpu: false,
+        view_px: Some(112),
+        least_images: UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS,
+        least_epochs: UNMEASURED_LEAST_EPOCHS_DISTILLED,
+        best_epochs: UNMEASURED_BEST_EPOCHS_DISTILLED,
+        reason: DISTILLED,
+        evidence: EPOCHS_UNKNOWN,
+    },
+    Candidate {
+        recipe: "dinov2_continue",
+        settings: &[],
+        cpu_settings: &["optim.batch_size=32"],
+        given: &[Given::Transformer],
+        role: Role::Continues,
+        needs_gpu: false,
+        view_px: None,
+        least_images: UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS,
+        least_epochs: LEAST_EPOCHS_CONTINUED,
+        best_epochs: BEST_EPOCHS_CONTINUED,
+        reason: CONTINUED,
+        evidence: EPOCHS_OF_CONTINUED,
+    },
+    Candidate {
+        recipe: "dinov3_continue",
+        settings: &[],
+        cpu_settings: &["optim.batch_size=32"],
+        given: &[Given::RotaryTransformer],
+        role: Role::Continues,
+        needs_gpu: false,
+        view_px: None,
+        least_images: UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS,
+        least_epochs: LEAST_EPOCHS_CONTINUED,
+        best_epochs: BEST_EPOCHS_CONTINUED,
+        reason: CONTINUED,
+        evidence: EPOCHS_OF_CONTINUED,
+    },
+    Candidate {
+        recipe: "lejepa_vits16",
+        settings: &["model=from_init", "optim.warmup={percent=1}"],
+        cpu_settings: &["optim.batch_size=32"],
+        given: &[Given::Convolutional],
+        role: Role::Continues,
+        needs_gpu: false,
+        view_px: None,
+        least_images: UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS,
+        least_epochs: LEAST_EPOCHS_CONTINUED,
+        best_epochs: BEST_EPOCHS_CONTINUED,
+        reason: "weights of a convolutional network are given, which has no patches to mask \
+                 (docs/continue.md)",
+        evidence: EPOCHS_UNKNOWN,
+    },
+    // The settings with which docs/continue.md measured continued training at 32 px.
+    Candidate {
+        recipe: "dinov2_cifar",
+        settings: &[
+            "model=from_init",
+            "method.freeze_last_layer={percent=5}",
+            "optim.freeze_backbone={percent=5}",
+            "optim.layer_decay=0.9",
+            "optim.lr=2e-3",
+        ],
+        cpu_settings: &[],
+        given: &[Given::SmallTransformer],
+        role: Role::Continues,
+        needs_gpu: false,
+        view_px: None,
+        least_images: UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS,
+        least_epochs: LEAST_EPOCHS_CONTINUED,
+        best_epochs: BEST_EPOCHS_CONTINUED,
+        reason: CONTINUED,
+        evidence: EPOCHS_OF_CONTINUED,
+    },
+];
+
+impl Candidate {
+    /// Returns whether it is possible with the weights and the device.
+    pub(super) fn is_possible(&self, given: Given, is_gpu: bool) -> bool {
+        self.given.contains(&given) && (is_gpu || !self.needs_gpu)
+    }
+
+    /// Returns whether it suits `n_images` whose short side is `side_px`, if that is known.
+    pub(super) fn suits(&self, n_images: u64, side_px: Option<u32>) -> bool {
+        let is_enlarged = match (self.view_px, side_px) {
+            (Some(view_px), Some(side_px)) => {
+                f64::from(view_px) > UNMEASURED_MOST_ENLARGED * f64::from(side_px)
+            }
+            _ => false,
+        };
+        n_images >= self.least_images && !is_enlarged
+    }
+}
+
+/// Returns a warning if `n_images` are fewer than the recipe called `recipe` is chosen for; `None`
+/// for a recipe that is never chosen.
+pub fn few_images_warning(recipe: &str, n_images: u64) -> Option<String> {
+    let candidates = CANDIDATES.iter().filter(|candidate| candidate.recipe == recipe);
+    let candidate = candidates.min_by_key(|candidate| candidate.least_images)?;
+    if n_images >= candidate.least_images {
+        return None;
+    }
+    Some(format!(
+        "{} may be too few for recipe {recipe}, which is meant for {} or more, by a guess that is not \
+         measured: published weights may be a better start, or better as they are (docs/continue.md)",
+        counted(n_images, "image"),
+        thousands(candidate.least_images)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All weights have a candidate, also on a CPU; those for the same weights have room for images
+    /// of any size.
+    #[test]
+    fn all_weights_have_a_candidate() {
+        for given in [
+            Given::Nothing,
+            Given::SmallTransformer,
+            Given::Transformer,
+            Given::RotaryTransformer,
+            Given::Convolutional,
+        ] {
+            let mut possible = CANDIDATES.iter().filter(|candidate| candidate.is_possible(given, false));
+            assert!(possible.any(|candidate| candidate.suits(100_000, Some(32))), "{given:?}");
+        }
+        for candidate in &CANDIDATES {
+            assert!(candidate.least_epochs <= candidate.best_epochs, "{candidate:?}");
+            assert_eq!(candidate.role == Role::FromRandom, candidate.given == [Given::Nothing]);
+        }
+    }
+
+    #[test]
+    fn views_may_be_somewhat_larger_than_images() {
+        let large = &CANDIDATES[4];
+        assert_eq!((large.recipe, large.view_px), ("lejepa_vits16", Some(224)));
+        assert!(large.suits(10_000, Some(160)) && large.suits(10_000, None));
+        assert!(!large.suits(10_000, Some(100)) && !large.suits(10, Some(500)));
+    }
+
+    #[test]
+    fn few_images_cause_a_warning() {
+        assert_eq!(few_images_warning("lejepa_cifar", 1000), None);
+        assert_eq!(few_images_warning("mine", 1), None);
+        let warning = few_images_warning("lejepa_cifar", 24).unwrap();
+        assert!(warning.starts_with("24 images may be too few for recipe lejepa_cifar"), "{warning}");
+        let warning = few_images_warning("dinov2_continue", 24).unwrap();
+        assert!(warning.contains("300 or more"), "{warning}");
+    }
+}
