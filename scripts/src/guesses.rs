@@ -351,7 +351,11 @@ const FLAGS: &[FlagGuess] = &[
     ),
     flag(DATA, "shards images train"),
     replace(OF_SHARDS, DATA, Replacement::Argument),
-    words("plan", DATA, "a plan opens no images: give their number with --images N"),
+    words(
+        "plan",
+        DATA,
+        "a plan of a recipe opens no images: give their number with --images N; --shards is for --hours",
+    ),
     flag_of("plan", "num-images n-images dataset-size n-samples num-samples", "images"),
     flag("n num limit max-images num-images n-images", "count n-images"),
     flag("val val-dir val-data test-dir test-data testset test", "test probe-test"),
@@ -520,6 +524,11 @@ struct Need {
 }
 
 const NEEDS: &[Need] = &[
+    Need {
+        flag: "recipe",
+        commands: "pretrain",
+        words: "a name that `ocelli recipe list` lists, or a file; with --hours N, one is chosen",
+    },
     Need { flag: "recipe", commands: "", words: "a name that `ocelli recipe list` lists, or a file" },
     Need { flag: "workdir", commands: "", words: "a new folder for the run, such as runs/mine" },
     Need {

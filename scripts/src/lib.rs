@@ -304,7 +304,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Verb::Report(args) => verb::report::run(&args, &storage),
         Verb::Track(args) => verb::track::run(&args),
         Verb::Export(args) => verb::export::run(&args, &storage),
-        Verb::Plan(args) => verb::plan::run(&args),
+        Verb::Plan(args) => verb::plan::run(&args, &storage),
         Verb::Doctor(args) => verb::doctor::run(&args),
         Verb::Completions(args) => Ok(verb::shell::completions(&args, Cli::command())),
         Verb::Man(args) => verb::shell::man(&args, Cli::command()),

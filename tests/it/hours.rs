@@ -12,8 +12,8 @@ use serde_json::Value;
 use toml::Table;
 use trainer::run::{Job, RunTimes, measure_times};
 
-use crate::messages::check_message;
-use crate::support::{World, fails, metrics, ok};
+use crate::messages::{check_message, lines_with};
+use crate::support::{World, fails, json_of, metrics, ok};
 
 /// Returns the plan of a run.
 fn plan(world: &World, run: &str) -> Table {
@@ -164,4 +164,73 @@ fn ranks_of_a_launch_run_for_hours() {
     let n_steps = plan(&world, "run")["total_steps"].as_integer().unwrap();
     assert_eq!(metrics(&world.path("run")).len() as i64, n_steps);
     assert!(world.path(&format!("run/checkpoints/step-{n_steps:010}")).is_dir());
+}
+
+/// Subjects of the lines that tell a choice.
+const SUBJECTS: [&str; 5] = ["method: ", "network: ", "images: ", "batch: ", "length: "];
+
+/// Without a recipe one is chosen, told in five lines, and written into the plan, by which the run
+/// is resumed.
+#[test]
+fn a_recipe_is_chosen_for_hours() {
+    const SECONDS: f64 = 36.0;
+    let world = World::new(60);
+    let shard = world.text("data/train-000000.tar");
+    let workdir = world.text("run");
+    let args = ["pretrain", "--hours", "0.01", "--shards", &shard, "--workdir", &workdir];
+    let start = Instant::now();
+    let stderr = ok(&world.ocelli(&args));
+    let seconds = start.elapsed().as_secs_f64();
+    assert!((0.4 * SECONDS..2.0 * SECONDS).contains(&seconds), "{seconds} s: {stderr}");
+    for subject in SUBJECTS {
+        assert_eq!(stderr.matches(&format!("note: {subject}")).count(), 1, "{subject}: {stderr}");
+    }
+    check_message("hours::a_recipe_is_chosen_for_hours", &lines_with(&stderr, "may be too few"));
+
+    let begun = plan(&world, "run");
+    let recipe = &begun["recipe"];
+    assert_eq!(recipe["name"].as_str(), Some("lejepa_cifar"));
+    assert_eq!(recipe["optim"]["batch_size"].as_integer(), Some(32), "no image repeats within a batch");
+    assert_eq!(begun["minutes"].as_float(), Some(0.6));
+    assert_eq!(recipe["optim"]["length"]["steps"], begun["total_steps"]);
+
+    // The same command finds the run, and neither chooses nor measures.
+    let stderr = ok(&world.ocelli(&args));
+    assert!(!stderr.contains("note: method: ") && !stderr.contains("optim.length: "), "{stderr}");
+    assert_eq!(plan(&world, "run"), begun);
+}
+
+/// Returns the line of JSON of a plan of eight hours on the world's images, after five lines.
+fn planned_choice(world: &World, more: &[&str]) -> Value {
+    let shard = world.text("data/train-000000.tar");
+    let args = ["plan", "--hours", "8", "--shards", &shard, "--json"];
+    let output = world.ocelli(&[&args[..], more].concat());
+    ok(&output);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    for (line, subject) in text.lines().zip(SUBJECTS) {
+        assert!(line.starts_with(subject), "{text}");
+    }
+    json_of(&output)
+}
+
+/// A plan tells the choice with its command; settings of the user take precedence, and weights are
+/// continued with views of their size.
+#[test]
+fn a_plan_tells_what_would_be_chosen() {
+    let world = World::new(60);
+    let choice = planned_choice(&world, &["--set", "optim.batch_size=16"]);
+    assert_eq!(choice["recipe"], "lejepa_cifar");
+    let command = choice["command"].as_str().unwrap();
+    assert!(command.starts_with("ocelli pretrain --recipe lejepa_cifar --hours 8 "), "{command}");
+    assert!(command.contains(" --set optim.batch_size=16 --shards "), "{command}");
+
+    ok(&world.pretrain("first", &["--set", "optim.length={steps=2}"]));
+    let first = world.text("first");
+    let choice = planned_choice(&world, &["--init", &first]);
+    assert_eq!(choice["recipe"], "dinov2_cifar");
+    let settings = choice["settings"].as_array().unwrap();
+    for setting in ["model=from_init", "views.crops.0.size_px=16", "views.crops.1.size_px=8"] {
+        assert!(settings.iter().any(|listed| listed == setting), "{setting}: {settings:?}");
+    }
+    assert!(choice["command"].as_str().unwrap().contains(&format!(" --init {first} ")), "{choice}");
 }

@@ -10,6 +10,7 @@ use anyhow::bail;
 use augment::Transform;
 use eval::image_sets::open_images;
 use eval::{Check, Protocol, Split};
+use kernels::device::Opened;
 use networks::probe::Probe;
 use pipeline::words::counted;
 use pipeline::{Dataset, Progress, Storage};
@@ -17,7 +18,10 @@ use prep::bits::report_bits;
 use prep::open::report_turned;
 use report::Start;
 use serde_json::json;
-use session::{RetrievalProbe, ScoringProbe, Session, check_export, initial_model};
+use session::{
+    Initial, RetrievalProbe, ScoringProbe, Session, Wish, advise, check_export, few_images_warning,
+    initial_model,
+};
 use trainer::checkpoint::steps;
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
@@ -43,15 +47,17 @@ use crate::{pictures, recipes, values};
 #[command(after_help = "Examples:\n  \
         ocelli pretrain --recipe lejepa_cifar --shards photos/ --workdir runs/mine\n  \
         ocelli pretrain --recipe dino_vits16 --shards 'data/*.tar' --workdir runs/a\n  \
-        ocelli pretrain --recipe lejepa_cifar --hours 8 --shards d/ --workdir runs/c\n  \
+        ocelli pretrain --hours 8 --shards photos/ --workdir runs/c\n  \
         mpirun -n 4 ocelli pretrain --recipe ibot_vits16 --shards d/ --workdir runs/b\n  \
         ocelli pretrain --recipe dinov2_continue --init w.pth --shards d/ --workdir r\n  \
         ocelli pretrain --recipe lejepa_cifar --shards d/ --workdir r --export timm")]
 pub(crate) struct Args {
     /// Recipe: a name, such as dino_vits16, or a file. `ocelli recipe` lists, explains and creates
-    /// recipes; the plan.toml of a run is one, too.
-    #[arg(long)]
-    recipe: String,
+    /// recipes; the plan.toml of a run is one, too. With --hours it may be left out: then one is
+    /// chosen for the images, the machine and the weights of --init, and a run that is resumed has
+    /// its own.
+    #[arg(long, required_unless_present = "hours")]
+    recipe: Option<String>,
     /// Folder for the plan, metrics and checkpoints. If it already holds a run, the run resumes.
     #[arg(long)]
     workdir: PathBuf,
@@ -101,21 +107,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     check_length(args)?;
     let initial = args.initial.initial()?;
-    let loaded = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
-        initial_model(&initial, Some(&args.workdir), weights).map_err(|error| error.to_string())
-    });
-    // The backbone may be that of the run in the folder, with which another recipe makes no sense.
-    let mut recipe = match (loaded, Status::read(&args.workdir)) {
-        (Err(error), Ok(run)) if is_other_recipe(&args.recipe, &run) => bail!(
-            "{}; {} holds a run of recipe {}: for another recipe, choose another --workdir",
-            chain(&error),
-            args.workdir.display(),
-            run.plan.recipe.name
-        ),
-        (loaded, _) => loaded?,
+    let Beginning { mut recipe, initial, device } = match (&args.recipe, args.hours) {
+        (Some(name), _) => Beginning { recipe: named_recipe(args, name, &initial)?, initial, device: None },
+        (None, Some(hours)) => chosen_recipe(args, hours, initial, storage)?,
+        (None, None) => bail!("give --recipe, or --hours, with which one is chosen"),
     };
     if let Some(hours) = args.hours {
-        recipe.optim.length = Length::Minutes(minutes(hours));
+        recipe.optim.length = Length::from_hours(hours);
     }
     if args.shards.is_empty() {
         recipe.refuse_commands(&args.overrides)?
@@ -134,7 +132,10 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let session = Session {
         recipe,
         workdir: args.workdir.clone(),
-        device: args.compute.open(&launch)?,
+        device: match device {
+            Some(device) => device,
+            None => args.compute.open(&launch)?,
+        },
         engine: args.compute.engine,
         launch,
         initial,
@@ -201,9 +202,68 @@ fn check_length(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the minutes of `hours`, without digits that only rounding adds.
-fn minutes(hours: f64) -> f64 {
-    (60e6 * hours).round() / 1e6
+/// Recipe of a run, its initial state, and its device, if that is open already.
+struct Beginning {
+    recipe: Recipe,
+    initial: Initial,
+    device: Option<Opened>,
+}
+
+/// Loads the recipe called `name`, or the file `name`.
+fn named_recipe(args: &Args, name: &str, initial: &Initial) -> anyhow::Result<Recipe> {
+    let loaded = recipes::load_with_model(name, &args.overrides, |weights| {
+        initial_model(initial, Some(&args.workdir), weights).map_err(|error| error.to_string())
+    });
+    // The backbone may be that of the run in the folder, with which another recipe makes no sense.
+    match (loaded, Status::read(&args.workdir)) {
+        (Err(error), Ok(run)) if is_other_recipe(name, &run) => bail!(
+            "{}; {} holds a run of recipe {}: for another recipe, choose another --workdir",
+            chain(&error),
+            args.workdir.display(),
+            run.plan.recipe.name
+        ),
+        (loaded, _) => loaded,
+    }
+}
+
+/// Returns the recipe of the run in the work directory, or chooses one for a run of `hours`.
+fn chosen_recipe(args: &Args, hours: f64, initial: Initial, storage: &Storage) -> anyhow::Result<Beginning> {
+    let plan = args.workdir.join("plan.toml");
+    if plan.exists() {
+        let recipe = recipes::load(&plan.display().to_string(), &args.overrides)?;
+        // Weights that the run distills are named by its recipe.
+        let weights = initial.weights.filter(|_| recipe.init.is_some());
+        return Ok(Beginning { recipe, initial: Initial { weights, ..initial }, device: None });
+    }
+    if initial.fork.is_some() {
+        bail!("--fork needs a recipe, such as that of the run: --recipe RUN/plan.toml");
+    }
+    let launch = compute::launch()?;
+    if launch.world_size > 1 {
+        bail!(
+            "without --recipe, --hours chooses one for a single process, not for {} ranks: `ocelli plan \
+             --hours {hours} --shards FOLDER` prints the choice as a command",
+            launch.world_size
+        );
+    }
+    let device = args.compute.open(&launch)?;
+    let wish = Wish {
+        hours,
+        recipes: &recipes::BUILT_IN,
+        shards: &args.shards,
+        overrides: &args.overrides,
+        initial: &initial,
+        device: &device,
+    };
+    let advice = {
+        let _activity = Activity::new("measuring this machine, to choose a recipe …");
+        advise(&wish, storage)?
+    };
+    for line in &advice.lines {
+        say(format!("note: {line}"));
+    }
+    let initial = Initial { weights: advice.weights, ..initial };
+    Ok(Beginning { recipe: advice.recipe, initial, device: Some(device) })
 }
 
 /// Returns whether `name` is a recipe of the program, and not that of `run`.
@@ -336,6 +396,7 @@ pub(crate) fn pretrain(
     let mut step_s = None;
     if rank == 0 {
         report_images(&plan, fitted.dataset());
+        warn_of_few_images(&plan, fitted.workdir());
         let dataset = fitted.dataset();
         let device = fitted.device();
         let timed_step_s = fitted.step_s();
@@ -365,6 +426,16 @@ pub(crate) fn pretrain(
 fn report_images(plan: &Plan, dataset: &Dataset) {
     report_turned(dataset, &plan.recipe.data.rules());
     report_bits(dataset, &plan.recipe.data.rules());
+}
+
+/// Warns if the run of `plan` begins in `workdir` with fewer images than its recipe is meant for.
+fn warn_of_few_images(plan: &Plan, workdir: &Path) {
+    if !steps(&workdir.join("checkpoints")).is_empty() {
+        return;
+    }
+    if let Some(warning) = few_images_warning(&plan.recipe.name, plan.n_samples) {
+        say(format!("warning: {warning}"));
+    }
 }
 
 /// Records the command of this start in the work directory, so that the run can be resumed.

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use anyhow::bail;
 
 use crate::network_flags::WeightFlags;
+use crate::values;
 
 /// Flags of `plan`.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  ocelli plan --recipe dino_vits16 --gpu a100-40 --ranks 1 8 64\n  ocelli \
         plan --recipe dino_cifar --images 50000\n  ocelli plan --recipe dinov2_vitl14 --gpu h100 --ranks \
-        32 --details\n  ocelli plan --recipe dinov2_continue --init dinov2_vits14_pretrain.pth"
+        32 --details\n  ocelli plan --recipe dinov2_continue --init dinov2_vits14_pretrain.pth\n  \
+        ocelli plan --hours 8 --shards photos/"
 )]
 pub(crate) struct Args {
     /// Recipe name or file.
@@ -22,10 +24,24 @@ pub(crate) struct Args {
     pub(super) init: Option<PathBuf>,
     #[command(flatten)]
     pub(super) weights: WeightFlags,
-    /// Published model, instead of a recipe: vit-s, vit-b, vit-l, vit-h, vit-g, vit-7b, resnet50,
-    /// seer-rg32gf, seer-rg64gf, seer-rg128gf, seer-rg256gf, seer-rg10b.
+    /// Published model, instead of a recipe. It is one of vit-s, vit-b, vit-l, vit-h, vit-g,
+    /// vit-7b, resnet50, seer-rg32gf, seer-rg64gf, seer-rg128gf, seer-rg256gf, seer-rg10b.
     #[arg(long, alias = "model")]
     pub(super) preset: Option<String>,
+    /// Time of a run, for which a recipe is chosen. Prints what `ocelli pretrain --hours` without
+    /// a recipe would choose for the images of --shards and the weights of --init on this machine,
+    /// and why.
+    #[arg(
+        long,
+        value_name = "HOURS",
+        value_parser = values::hours,
+        requires = "shards",
+        conflicts_with_all = ["recipe", "preset", "gpu", "ranks", "images", "memory_gb", "details"]
+    )]
+    pub(super) hours: Option<f64>,
+    /// Images of the run of --hours. They are given as to `ocelli pretrain`.
+    #[arg(long, num_args = 1..)]
+    pub(super) shards: Vec<String>,
     /// GPU of each rank, whose data sheet gives memory and time: a100-40, a100-80, h100, h200, 4090
     /// or v100; or cpu for this machine.
     #[arg(long, default_value = "cpu", value_name = "NAME")]
@@ -62,8 +78,8 @@ pub(crate) struct Args {
     /// run.max_unit_parameters].
     #[arg(long, value_name = "NUMBER", hide_short_help = true)]
     pub(super) max_unit_parameters: Option<usize>,
-    /// Use bf16 for computation, gathered weights and activations, and for communicating the
-    /// backbone's weights and gradients.
+    /// Use bf16 instead of f32. It is used for computation, gathered weights and activations, and
+    /// for communicating the backbone's weights and gradients.
     #[arg(long)]
     pub(super) bf16: bool,
     /// Sustained compute rate of a rank, in TFLOP/s [default: from the GPU's data sheet, or
@@ -115,6 +131,12 @@ pub(crate) struct Args {
 
 /// Checks that all numbers are in range.
 pub(super) fn check(args: &Args) -> anyhow::Result<()> {
+    if args.hours.is_none() && !args.shards.is_empty() {
+        bail!(
+            "a plan of a recipe opens no images: give their number with --images N, or --hours, which \
+             chooses a recipe for them"
+        );
+    }
     let positive = [
         ("--tflops", args.tflops.unwrap_or(1.0)),
         ("--local-gb-s", args.local_gb_s.unwrap_or(1.0)),

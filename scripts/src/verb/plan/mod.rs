@@ -1,5 +1,6 @@
 //! `ocelli plan`: estimates the needs of a run before it is started.
 
+mod choice;
 mod flags;
 mod hardware;
 mod table;
@@ -8,6 +9,7 @@ mod units;
 use std::process::ExitCode;
 
 use anyhow::bail;
+use pipeline::Storage;
 use pipeline::words::{counted, thousands};
 use session::{Initial, check_initial_weights, initial_model, open_frozen, resident};
 use trainer::checkpoint::simulate;
@@ -23,8 +25,11 @@ use crate::progress::{format_duration, format_time};
 use crate::recipes;
 pub(crate) use flags::Args;
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     flags::check(args)?;
+    if let Some(hours) = args.hours {
+        return choice::print(args, hours, storage);
+    }
     let PlanRequest { model, divided, plan } = read_request(args)?;
     let recipe = plan.as_ref().map(|plan| &plan.recipe);
     // Minutes become steps only where the run begins.
