@@ -34,9 +34,10 @@ pub trait EncodedImage: Send + 'static {
     fn slot(&self) -> usize;
     /// Returns the address of the image's random choices.
     fn key(&self) -> SampleKey;
-    /// Returns the class of the image, if it has one.
-    fn label(&self) -> Option<u32>;
 }
+
+/// Classes of an image with their shares, which add up to 1; empty for an image without a class.
+pub type SoftLabel = Vec<(u32, f32)>;
 
 /// Source of encoded images. Called by many threads at once.
 pub trait Source: Send + Sync + 'static {
@@ -62,15 +63,16 @@ pub trait Source: Send + Sync + 'static {
 }
 
 /// Views of the samples of one step, by slot.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
     /// Index of the global batch.
     pub index: u64,
     /// The views of each sample.
     pub samples: Vec<Views>,
-    /// The class of each sample, if known.
-    pub labels: Vec<Option<u32>>,
-    /// Indices of the samples in the data set.
+    /// The label of each sample; empty unless the batch is for a method that learns from labels,
+    /// for which its caller sets them.
+    pub labels: Vec<SoftLabel>,
+    /// Addresses of the samples, as in [`SampleKey::sample`].
     pub sample_ids: Vec<u64>,
 }
 
@@ -103,7 +105,6 @@ struct Finished {
     batch: u64,
     slot: usize,
     sample: u64,
-    label: Option<u32>,
     views: Views,
 }
 
@@ -212,13 +213,12 @@ impl<S: Source> BatchPool<S> {
             batch: Batch {
                 index: finished.batch,
                 samples: vec![Views::default(); n],
-                labels: vec![None; n],
+                labels: Vec::new(),
                 sample_ids: vec![0; n],
             },
             missing: n,
         });
         open.batch.samples[finished.slot] = finished.views;
-        open.batch.labels[finished.slot] = finished.label;
         open.batch.sample_ids[finished.slot] = finished.sample;
         open.missing -= 1;
     }
@@ -273,7 +273,6 @@ impl<S: Source> Worker<S> {
                         batch: image.batch(),
                         slot: image.slot(),
                         sample: image.key().sample,
-                        label: image.label(),
                         views,
                     });
                 }

@@ -43,7 +43,7 @@ pub(crate) mod views;
 /// bit; 3 since GIF on a larger canvas and CMYK TIFF do.
 pub const VIEWS_VERSION: u32 = 3;
 
-pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, Source};
+pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, SoftLabel, Source};
 pub use coefficients::Interpolation;
 pub use error::AugmentError;
 pub use format::{Depth, MAX_CHANNELS, PixelFormat};

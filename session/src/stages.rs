@@ -342,6 +342,7 @@ impl Fitted {
         let job = Job {
             plan: &self.plan,
             dataset: Arc::clone(dataset),
+            labels: None,
             workdir: &session.workdir,
             stop: &session.stop,
             device: session.device.device.clone(),
@@ -466,6 +467,7 @@ impl Fitted {
         let job = Job {
             plan: &plan,
             dataset,
+            labels: None,
             workdir: &session.workdir,
             stop: &session.stop,
             device: session.device.device,

@@ -1,34 +1,39 @@
 //! Batches of noise, for measurements without a data path.
 
-use augment::{Batch, Depth, MultiCrop, PixelFormat, ViewRng, Views};
+use augment::{Batch, Depth, MultiCrop, PixelFormat, SoftLabel, ViewRng, Views};
 use ranks::topology::Topology;
 
-/// Creates a batch of noise for `multicrop`, of pixels of `format`.
+/// Creates a batch of noise for `multicrop`, of pixels of `format`. Its images are of two classes
+/// in turn, for methods that learn from labels.
 pub fn noise_batch(multicrop: &MultiCrop, format: PixelFormat, n_samples: usize, seed: u64) -> Batch {
     let mut rng = ViewRng::from_words([seed, 0x6e6f_6973_6500_0000, 0, 0]);
     let mut samples = Vec::with_capacity(n_samples);
-    for _ in 0..n_samples {
+    let mut labels: Vec<SoftLabel> = Vec::with_capacity(n_samples);
+    for index in 0..n_samples {
         let mut groups = Vec::new();
         for group in multicrop.groups() {
             let n_pixels = group.n_views * (group.size_px * group.size_px) as usize;
             groups.push(noise(&mut rng, format, n_pixels));
         }
         samples.push(Views { groups });
+        labels.push(vec![(index as u32 % 2, 1.0)]);
     }
-    Batch { index: 0, samples, labels: vec![None; n_samples], sample_ids: (0..n_samples as u64).collect() }
+    Batch { index: 0, samples, labels, sample_ids: (0..n_samples as u64).collect() }
 }
 
-/// Selects the images of a global batch that belong to a rank.
+/// Selects the images of a global batch of noise that belong to a rank, with their labels.
 pub fn rank_share(batch: Batch, topology: Topology) -> Batch {
     let mut samples = Vec::new();
+    let mut labels = Vec::new();
     let mut sample_ids = Vec::new();
-    for (i, sample) in batch.samples.into_iter().enumerate() {
+    for (i, (sample, label)) in batch.samples.into_iter().zip(batch.labels).enumerate() {
         if i % topology.world_size == topology.data_rank() {
             samples.push(sample);
+            labels.push(label);
             sample_ids.push(i as u64);
         }
     }
-    Batch { index: batch.index, labels: vec![None; samples.len()], samples, sample_ids }
+    Batch { index: batch.index, samples, labels, sample_ids }
 }
 
 /// Draws `n_pixels` pixels of `format`: integers from their full range, or floating-point values in

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use augment::Batch;
+use augment::{Batch, SoftLabel};
 use burn_tensor::{Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
@@ -40,6 +40,16 @@ impl WholeBatch<'_> {
     fn images(&self) -> Vec<usize> {
         let n = self.plan.n_micro_batches();
         (0..n).flat_map(|index| (index..BATCH).step_by(n)).collect()
+    }
+
+    /// Returns the labels of the images of each micro-batch.
+    fn labels(&self, batch: &Batch) -> Vec<Vec<SoftLabel>> {
+        let n = self.plan.n_micro_batches();
+        let mut micro_batches = Vec::with_capacity(n);
+        for images in self.images().chunks(BATCH / n) {
+            micro_batches.push(images.iter().map(|image| batch.labels[*image].clone()).collect());
+        }
+        micro_batches
     }
 
     /// Returns the input of the network `spec`, by size of view.
@@ -225,7 +235,14 @@ impl WholeBatch<'_> {
         let (_, untracked) = self.trained_outputs(batch, &spec, false);
         let (leaves, tracked) = self.trained_outputs(batch, &spec, true);
         let score = |name: &str, x: Tensor<3>| self.score(name, x);
-        let outputs = BatchOutputs { trained: &untracked, others: &others, columns: None, score: &score };
+        let labels = self.labels(batch);
+        let outputs = BatchOutputs {
+            trained: &untracked,
+            others: &others,
+            labels: &labels,
+            columns: None,
+            score: &score,
+        };
         let peers = Peers::new(&comm, self.plan.n_micro_batches());
         let prepared = self.method.prepare(&outputs, scheduled_values.step, peers).unwrap();
         let losses =

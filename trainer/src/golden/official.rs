@@ -42,7 +42,7 @@ fn batch(plan: &Plan, name: &str, index: u64) -> Batch {
             samples[image].groups.push(pixels);
         }
     }
-    Batch { index, samples, labels: vec![None; BATCH], sample_ids: (0..BATCH as u64).collect() }
+    Batch { index, samples, labels: Vec::new(), sample_ids: (0..BATCH as u64).collect() }
 }
 
 /// Returns `values` with the golden biases of keys. Softmax does not depend on these, so their

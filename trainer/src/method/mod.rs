@@ -1,5 +1,6 @@
-//! Self-supervised methods. A method defines its views, heads, targets, loss and any state that is
-//! updated without gradients. It does not access the loader, optimizer, sharding or checkpoint.
+//! Methods, self-supervised or with labels. A method defines its views, heads, targets, loss and
+//! any state that is updated without gradients. It does not access the loader, optimizer, sharding
+//! or checkpoint.
 //!
 //! To add a method, write one file with a `Config` that implements [`MethodRecipe`], and list it
 //! here and in `registry`; CONTRIBUTING.md has everything else that belongs to one. `toymasked`, a
@@ -69,7 +70,7 @@ pub(crate) use registry::MethodConfig;
 pub(crate) use views::CustomViews;
 pub(crate) use views::ViewsConfig;
 
-use augment::MultiCrop;
+use augment::{MultiCrop, SoftLabel};
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
 use networks::mask::MaskRule;
@@ -89,7 +90,7 @@ pub(crate) const MATCH_LOSS: &str = "train/match_loss";
 /// Named numbers of a step, for the metrics row.
 pub(crate) type Gauges = Vec<(&'static str, f64)>;
 
-/// A self-supervised method.
+/// A method.
 pub trait Method: Send + Sync {
     /// Views that the method needs of each image.
     fn views(&self) -> &MultiCrop;
@@ -173,6 +174,12 @@ pub trait Method: Send + Sync {
         Vec::new()
     }
 
+    /// Returns whether embeddings of a batch that are nearly equal, or that vary along few
+    /// directions, are signs of a collapse.
+    fn judges_embeddings(&self) -> bool {
+        true
+    }
+
     /// Value of [`MATCH_LOSS`] at chance level, for a trained network that has learned nothing, if
     /// it is defined.
     fn uninformed_loss(&self) -> Option<f64> {
@@ -207,6 +214,9 @@ pub struct BatchOutputs<'a> {
     pub trained: &'a [Outputs],
     /// Outputs of the other networks by name, by micro-batch.
     pub others: &'a [(&'static str, Vec<Outputs>)],
+    /// Labels of the images, by micro-batch, in the order of the rows of outputs; empty lists
+    /// unless the method learns from labels.
+    pub labels: &'a [Vec<SoftLabel>],
     /// This rank's columns of divided heads; `None` if no head is divided.
     pub columns: Option<ColumnOutputs<'a>>,
     /// Applies the trained network's head of the given name, which must not have statistics over
@@ -317,6 +327,14 @@ pub struct MicroBatchLoss {
     pub gauges: Vec<(&'static str, Tensor<1>)>,
 }
 
+/// Facts about the labels of the images, which the recipe of a run records under `[method]`.
+pub struct LabelFacts<'a> {
+    /// Names of the classes, by number.
+    pub classes: &'a mut Vec<String>,
+    /// Fingerprint of the labels of all images; empty until they have been read.
+    pub fingerprint: &'a mut String,
+}
+
 /// Settings that a recipe writes under `[method]` for one method.
 pub(crate) trait MethodRecipe {
     /// Name of the method as publications write it.
@@ -333,6 +351,17 @@ pub(crate) trait MethodRecipe {
     /// Returns the frozen networks that the recipe names.
     fn frozen(&mut self) -> Vec<FrozenEntry<'_>> {
         Vec::new()
+    }
+
+    /// Returns the names of the classes, by number, if the method learns from labels: none before
+    /// the labels have been read, unless the recipe lists them.
+    fn classes(&self) -> Option<&[String]> {
+        None
+    }
+
+    /// Returns the facts about labels that are to be recorded, if the method learns from labels.
+    fn labels(&mut self) -> Option<LabelFacts<'_>> {
+        None
     }
 
     /// Adapts settings that count images to a batch of `batch_size`, which differs from that of the

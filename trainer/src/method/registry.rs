@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::network::FrozenEntry;
 use super::{
-    Method, MethodContext, MethodRecipe, barlowtwins, byol, data2vec, dino, dinov2, dinov3,
+    LabelFacts, Method, MethodContext, MethodRecipe, barlowtwins, byol, data2vec, dino, dinov2, dinov3,
     dinov3distillation, distillation, ibot, ijepa, lejepa, mae, mocov3, simclr, swav, vicreg,
 };
 #[cfg(test)]
@@ -45,6 +45,22 @@ macro_rules! methods {
             pub fn frozen(&mut self) -> Vec<FrozenEntry<'_>> {
                 match self {
                     $($(#[cfg($cfg)])? Self::$name(config) => config.frozen(),)*
+                }
+            }
+
+            /// Returns the names of the classes, by number, if the method learns from labels: none
+            /// before the labels have been read, unless the recipe lists them.
+            pub fn classes(&self) -> Option<&[String]> {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config.classes(),)*
+                }
+            }
+
+            /// Returns the facts about labels that are to be recorded, if the method learns from
+            /// labels.
+            pub fn labels(&mut self) -> Option<LabelFacts<'_>> {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config.labels(),)*
                 }
             }
 

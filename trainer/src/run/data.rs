@@ -10,6 +10,11 @@ use pipeline::{Cursor, Dataset, Item, Loader, LoaderConfig, Order, PipelineError
 
 use crate::recipe::plan::Plan;
 
+/// Number of bits of the index of a sample in its address, whose other bits count repeats. A data
+/// set has fewer than 2^40 samples, so that each of up to 2^24 repeats of an image in an epoch has
+/// an address, and therefore views, of its own.
+pub(super) const SAMPLE_BITS: u32 = 40;
+
 /// A [`Source`] that reads shards.
 pub struct ShardSource {
     loader: Loader,
@@ -39,15 +44,9 @@ impl EncodedImage for ShardImage {
         SampleKey {
             seed: self.seed,
             epoch: self.item.epoch,
-            // A data set has fewer than 2^40 samples, so each of up to 2^24 repeats of an image in
-            // an epoch has different views.
-            sample: self.item.sample.id.0 ^ (self.item.repeat << 40),
+            sample: self.item.sample.id.0 ^ (self.item.repeat << SAMPLE_BITS),
             attempt: self.item.attempt,
         }
-    }
-
-    fn label(&self) -> Option<u32> {
-        self.item.sample.label
     }
 }
 

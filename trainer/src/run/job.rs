@@ -9,6 +9,7 @@ use networks::tensor::NamedTensor;
 use pipeline::Dataset;
 
 use super::fault::Fault;
+use super::labels::Labels;
 use crate::recipe::plan::Plan;
 
 /// Outcome of a run.
@@ -95,6 +96,8 @@ pub struct Job<'a> {
     pub plan: &'a Plan,
     /// Samples; the same on all ranks.
     pub dataset: Arc<Dataset>,
+    /// Labels of all samples, if the method learns from them; the same on all ranks.
+    pub labels: Option<Arc<Labels>>,
     /// Folder that receives all output; on several machines a folder that all of them see.
     pub workdir: &'a Path,
     /// Flag that requests the run to stop; may be set on any rank.

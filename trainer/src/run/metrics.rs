@@ -52,10 +52,11 @@ pub(crate) fn collapse_warnings(
     row: &[(String, f64)],
     method: &dyn Method,
 ) -> Vec<(Concern, String)> {
-    let health = health::FeatureHealth {
-        std: find_value(row, "health/feature_std").unwrap_or(1.0),
-        effective_rank: find_value(row, "health/effective_rank").unwrap_or(f64::MAX),
-    };
+    let mut health = health::FeatureHealth { std: 1.0, effective_rank: f64::MAX };
+    if method.judges_embeddings() {
+        health.std = find_value(row, "health/feature_std").unwrap_or(health.std);
+        health.effective_rank = find_value(row, "health/effective_rank").unwrap_or(health.effective_rank);
+    }
     let grace_steps = plan.warmup_steps.max(plan.total_steps / 10);
     let uninformed = method.uninformed_loss();
     let mut targets = Vec::new();

@@ -11,6 +11,7 @@ use ranks::EngineError;
 
 use super::data::{ShardSource, batches};
 use super::job::Job;
+use super::labels::Labels;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::schedule::ScheduledValues;
@@ -34,6 +35,8 @@ pub(super) enum BatchSource {
 /// The batches of one rank.
 pub(super) struct Stream {
     pool: BatchPool<ShardSource>,
+    /// Labels of all samples, if the method learns from them.
+    labels: Option<Arc<Labels>>,
     /// Uploads to a device other than the CPU.
     uploads: Option<Uploads>,
 }
@@ -41,18 +44,24 @@ pub(super) struct Stream {
 impl Stream {
     /// Opens the batches that follow the state of `trainer`.
     pub(super) fn open(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<Self, TrainError> {
+        check_labels(job, plan)?;
         let uploads = (job.device != Device::flex()).then(|| Uploads::start(trainer.uploader()));
         let uploads = uploads.transpose()?;
-        Ok(Self { pool: open_pool(job, plan, trainer)?, uploads })
+        Ok(Self { pool: open_pool(job, plan, trainer)?, labels: job.labels.clone(), uploads })
     }
 
     /// Waits for the next batch, or until the run is asked to stop.
     pub(super) fn next(&mut self, stop: &AtomicBool) -> Next {
         match self.pool.next_batch_unless(stop) {
-            Some(Ok(batch)) => Next::Batch(match &self.uploads {
-                Some(uploads) => BatchSource::Sent(uploads.push(batch)),
-                None => BatchSource::Here(batch),
-            }),
+            Some(Ok(mut batch)) => {
+                if let Some(labels) = &self.labels {
+                    batch.labels = labels.for_samples(&batch.sample_ids);
+                }
+                Next::Batch(match &self.uploads {
+                    Some(uploads) => BatchSource::Sent(uploads.push(batch)),
+                    None => BatchSource::Here(batch),
+                })
+            }
             Some(Err(error)) => Next::Failed(error.into()),
             None if stop.load(Ordering::Relaxed) => Next::Stopped,
             None => Next::Failed(TrainError::DataEnded),
@@ -84,6 +93,22 @@ impl Stream {
             }
         }
     }
+}
+
+/// Checks that the images have labels, and that the classes are known, if the method of `plan`
+/// learns from labels.
+///
+/// # Errors
+/// [`TrainError::Recipe`].
+fn check_labels(job: &Job<'_>, plan: &Plan) -> Result<(), TrainError> {
+    let Some(classes) = plan.recipe.method.classes() else { return Ok(()) };
+    let n_samples = job.dataset.n_samples();
+    let n_labels = job.labels.as_ref().map(|labels| labels.len() as u64);
+    if classes.is_empty() || n_labels != Some(n_samples) {
+        let reason = "method.classes: the labels of the images have to be read before the run begins".into();
+        return Err(TrainError::Recipe { recipe: plan.recipe.name.clone(), reason });
+    }
+    Ok(())
 }
 
 /// Starts the stream of batches that follow the state of `trainer`.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use augment::SoftLabel;
 use burn_tensor::Tensor;
 use kernels::device::workers::Workers;
 use networks::mask::{MaskedCells, Masking};
@@ -136,6 +137,17 @@ impl Share {
                 ranges.into_iter().map(|range| images[range].to_vec()).collect()
             })
             .collect()
+    }
+
+    /// Distributes `labels`, those of the images of this rank, over its micro-batches: empty lists
+    /// if there are none.
+    pub(crate) fn split_labels(&self, labels: &[SoftLabel]) -> Vec<Vec<SoftLabel>> {
+        let mut micro_batches = Vec::with_capacity(self.n_micro_batches);
+        for index in 0..self.n_micro_batches {
+            let images = self.images(index, labels.len());
+            micro_batches.push(images.into_iter().map(|image| labels[image].clone()).collect());
+        }
+        micro_batches
     }
 
     /// Returns the position of this rank's image `image` in the global batch.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use augment::SoftLabel;
 use burn_tensor::{Gradients, Tensor};
 use kernels::device::host::add;
 use networks::outputs::{HeadOutputs, Outputs};
@@ -51,6 +52,8 @@ pub(super) struct Scoring<'a> {
     pub(super) columns: ColumnPass<'a>,
     /// Passes that take micro-batches through staged units of heads.
     pub(super) passes: Passes<'a>,
+    /// Labels of the images of each micro-batch; empty lists if the batch has none.
+    pub(super) labels: &'a [Vec<SoftLabel>],
     /// Index of the step.
     pub(super) step: u64,
     /// Type in which gradients of heads are sent.
@@ -141,6 +144,7 @@ impl<'a> Scoring<'a> {
         let outputs = BatchOutputs {
             trained,
             others: &others.outputs,
+            labels: self.labels,
             columns,
             score: &|head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves),
         };

@@ -6,7 +6,7 @@
 //! restored if it was skipped. On other devices and with several ranks, the host waits before the
 //! update.
 
-use augment::Batch;
+use augment::{Batch, SoftLabel};
 use burn_tensor::{DType, Device, Tensor};
 use kernels::device::readback::read_back_while;
 use kernels::device::workers::Workers;
@@ -234,6 +234,7 @@ impl Trainer {
         let n_images = batch.samples.len();
         self.compute_gradients(
             n_images,
+            &batch.labels,
             || self.uploader().micro_batches_from_host(batch, &self.slices(n_images), &self.workers),
             scheduled_values,
             entering,
@@ -251,18 +252,22 @@ impl Trainer {
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
         let n_images = batch.n_images;
+        let labels = batch.labels.clone();
         self.compute_gradients(
             n_images,
+            &labels,
             || self.uploader().micro_batches_from_device(batch),
             scheduled_values,
             entering,
         )
     }
 
-    /// Computes the gradients of the micro-batches that `batches` returns, by pixel input.
+    /// Computes the gradients of the micro-batches that `batches` returns, by pixel input, of
+    /// `n_images` images of this rank with these labels.
     fn compute_gradients(
         &self,
         n_images: usize,
+        labels: &[SoftLabel],
         batches: impl FnOnce() -> Vec<Vec<MicroBatch>>,
         scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
@@ -287,6 +292,7 @@ impl Trainer {
         let mut batches = batches();
         let step_draws = self.step_draws(n_images);
         step_draws.mask(&mut batches);
+        let labels = self.config.share(self.topology()).split_labels(labels);
         let masked = step_draws.group_masks(&batches[trained.net.input], self.column_group());
         let group = GroupBatch {
             group: self.column_group(),
@@ -298,7 +304,7 @@ impl Trainer {
             trained: running,
             draws: step_draws.unit_draws(trained.net, &trained.net.sizes()),
             group,
-            scoring: self.scoring(running, scheduled_values.step, group),
+            scoring: self.scoring(running, scheduled_values.step, group, &labels),
             wire: self.config.precision.reduce,
         };
         let mut execution = Execution::new(inputs, gathers, ReductionQueue::new(&self.comm), batches);
@@ -352,8 +358,15 @@ impl Trainer {
         }
     }
 
-    /// Returns the inputs of the loss of step `step` on the micro-batches of `batch`.
-    fn scoring<'s>(&'s self, trained: RunningNetwork<'s>, step: u64, batch: GroupBatch<'s>) -> Scoring<'s> {
+    /// Returns the inputs of the loss of step `step` on the micro-batches of `batch`, whose images
+    /// have the labels `labels`.
+    fn scoring<'s>(
+        &'s self,
+        trained: RunningNetwork<'s>,
+        step: u64,
+        batch: GroupBatch<'s>,
+        labels: &'s [Vec<SoftLabel>],
+    ) -> Scoring<'s> {
         let RunningNetwork { network, head_passes, .. } = trained;
         Scoring {
             network,
@@ -361,6 +374,7 @@ impl Trainer {
             peers: Peers::new(&self.comm, self.config.share(self.topology()).n_micro_batches),
             columns: ColumnPass { heads: HeadPass { network }, batch },
             passes: head_passes,
+            labels,
             step,
             wire: self.config.precision.head_reduce,
         }

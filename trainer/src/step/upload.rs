@@ -15,7 +15,7 @@
 
 use std::thread::JoinHandle;
 
-use augment::{Batch, Depth, PixelFormat};
+use augment::{Batch, Depth, PixelFormat, SoftLabel};
 use burn_tensor::{DType, Device, Int, Tensor, TensorData};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use kernels::device::readback::failure;
@@ -40,6 +40,8 @@ enum DeviceViews {
 pub struct DeviceBatch {
     /// Number of images.
     pub(crate) n_images: usize,
+    /// Labels of the images, in host memory; empty if the batch has none.
+    pub(crate) labels: Vec<SoftLabel>,
     /// Side lengths of the groups' views in pixels.
     sizes_px: Vec<usize>,
     /// Views by micro-batch and group.
@@ -73,7 +75,7 @@ impl BatchUploader {
             }
             batches.push(groups);
         }
-        DeviceBatch { n_images: batch.samples.len(), batches, sizes_px }
+        DeviceBatch { n_images: batch.samples.len(), labels: batch.labels.clone(), batches, sizes_px }
     }
 
     /// Converts a batch in host memory into micro-batches, by pixel input of the networks. `slices`
