@@ -2,9 +2,9 @@
 //!
 //! [`images`] loads images through one transform, [`features`](mod@features) computes and caches
 //! their features, each [`protocol`](mod@protocol) scores features on labels, each [`measure`]
-//! without labels, and [`probe`] combines these. [`image_sets`] opens images by the names of their
-//! shards, [`embed`] writes files of features, [`scores`] turns scores into [`row`]s of the file of
-//! a run.
+//! without labels, and [`probe`] combines these. [`classify`] scores a network with a head that was
+//! trained with it. [`image_sets`] opens images by the names of their shards, [`embed`] writes
+//! files of features, [`scores`] turns scores into [`row`]s of the file of a run.
 //!
 //! Folders use only those before them in this order: images, features, statistics, protocol,
 //! measure.
@@ -12,6 +12,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod bench;
+mod classifier;
 pub mod embed;
 pub(crate) mod error;
 pub mod features;
@@ -25,6 +26,7 @@ pub mod row;
 pub mod scores;
 pub(crate) mod statistics;
 
+pub use classifier::{Classified, TOP_1, classify};
 pub use error::EvalError;
 pub use features::cache::{FeatureCache, features};
 pub use features::columns::{Columns, FeatureKind};

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::classifier::{Classified, TOP_1};
 use crate::images::ImageSet;
 use crate::measure::Measures;
 use crate::probe::{ProtocolScores, Scores, Split};
@@ -80,6 +81,36 @@ pub fn rows(scores: &Scores, split: &Split, about: &NetworkInfo) -> Vec<Evaluati
             }
         })
         .collect()
+}
+
+/// Returns the row of a classifier that was trained on the images `train` and has `classified`
+/// images of `test`; `about` describes the network.
+pub fn classifier_row(
+    classified: &Classified,
+    train: ImageSetInfo,
+    test: &ImageSet,
+    about: NetworkInfo,
+) -> EvaluationRow {
+    let outcome = &classified.outcome;
+    let is_small = outcome.n_classes() <= MAX_KEPT_CONFUSED;
+    EvaluationRow {
+        metric: TOP_1.into(),
+        number: Number::new(outcome.measure(), outcome.value()),
+        interval: Some(outcome.interval()),
+        by_class: Some(outcome.by_class()),
+        protocol: Some("classifier".into()),
+        protocol_in_words: Some("the classifier that the run trains, on one crop of each image".into()),
+        settings: Map::new(),
+        details: Value::Null,
+        seed: 0,
+        train: Some(train),
+        test: ImageSetInfo { set: test.name.clone(), images: Some(classified.n_images) },
+        about,
+        classes: Some(test.classes().to_vec()),
+        confusion: if is_small { confusion(outcome) } else { None },
+        confused: (!is_small).then(|| outcome.most_confused(N_KEPT_PAIRS)),
+        watch: None,
+    }
 }
 
 /// Returns one row per measure of `images`; `about` describes the network.

@@ -5,6 +5,7 @@
 
 pub mod backbone;
 pub mod batch_norm;
+mod class_head;
 pub mod divided;
 pub mod draws;
 mod error;
@@ -31,6 +32,7 @@ mod transformer;
 pub mod unit;
 
 pub use backbone::kinds::*;
+pub use class_head::ClassHead;
 pub use error::NetworkError;
 pub use first_layer::FirstLayer;
 pub use inference::{Network, inference_bytes};

@@ -96,6 +96,14 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::Sources { .. }
         | SessionError::ImageWeight { .. }
         | SessionError::NoImageWeights { .. }
+        | SessionError::NoClasses { .. }
+        | SessionError::SeveralClasses { .. }
+        | SessionError::OneClass { .. }
+        | SessionError::UnlistedClasses { .. }
+        | SessionError::UnusedClasses { .. }
+        | SessionError::UnknownClasses { .. }
+        | SessionError::LabelsChanged { .. }
+        | SessionError::NotClassifier { .. }
         | SessionError::PixelSettings { .. }
         | SessionError::DeviceType { .. }
         | SessionError::Groups { .. }

@@ -78,19 +78,25 @@ pub enum SessionError {
     },
     /// The recipe takes its backbone from weights that are not given.
     #[error(
-        "model.arch = from_init takes the backbone of the initial weights: give --init WEIGHTS, or --set \
-         init.weights=WEIGHTS"
+        "model.arch = from_init takes the backbone of the initial weights: give --init WEIGHTS, or \
+         --checkpoint WEIGHTS to `ocelli finetune`, or --set init.weights=WEIGHTS"
     )]
     NoBackbone,
     /// The recipe starts from weights that are not given.
-    #[error("recipe {recipe} starts from the weights of another run: give --init RUN")]
+    #[error(
+        "recipe {recipe} starts from the weights of another run: give --init RUN, or --checkpoint RUN to \
+         `ocelli finetune`"
+    )]
     NoInitialWeights {
         /// Name of the recipe.
         recipe: String,
     },
     /// The run began with weights, and is resumed without naming them.
-    #[error("the run in {} started from weights: give --init {weights} as before, even if the weights no \
-             longer exist", workdir.display())]
+    #[error(
+        "the run in {} started from weights: give --init {weights} as before (--checkpoint to `ocelli \
+         finetune`), even if the weights no longer exist",
+        workdir.display()
+    )]
     BeganWithWeights {
         /// The work directory.
         workdir: PathBuf,
@@ -225,6 +231,90 @@ pub enum SessionError {
     NoImageWeights {
         /// The list.
         path: PathBuf,
+    },
+    /// No image has a class, and the method learns from labels, or a classifier is scored.
+    #[error(
+        "none of {} of {set} has a class: put the images of each class into a folder of its own, or \
+         `ocelli shards pack` a list with the columns path and label",
+        counted(*n_images as u64, "image")
+    )]
+    NoClasses {
+        /// The images.
+        set: String,
+        /// Number of images.
+        n_images: usize,
+    },
+    /// An image has several classes, and the method takes one.
+    #[error("{shard}, {key} has the classes {}: a classifier takes one class per image", listed(names))]
+    SeveralClasses {
+        /// The shard.
+        shard: String,
+        /// Key of the image.
+        key: String,
+        /// Its classes.
+        names: Vec<String>,
+    },
+    /// All images are of one class.
+    #[error("all images of {set} are of the class {class}: a classifier needs images of two at least")]
+    OneClass {
+        /// The images.
+        set: String,
+        /// The class.
+        class: String,
+    },
+    /// Images have classes that the recipe does not list.
+    #[error(
+        "method.classes does not list {}, of which there are images: add what is missing, or take the \
+         classes of the images, --set method.classes=[]",
+        listed(classes)
+    )]
+    UnlistedClasses {
+        /// The classes.
+        classes: Vec<String>,
+    },
+    /// The recipe lists classes that no image has.
+    #[error(
+        "method.classes lists {}, of which there are no images: take it out of the list, or take the \
+         classes of the images, --set method.classes=[]",
+        listed(classes)
+    )]
+    UnusedClasses {
+        /// The classes.
+        classes: Vec<String>,
+    },
+    /// Images to score a classifier on have classes that it does not know.
+    #[error(
+        "{set} has images of {}, which the classifier does not know: it is trained on {}",
+        listed(unknown),
+        listed(known)
+    )]
+    UnknownClasses {
+        /// The images.
+        set: String,
+        /// Their classes that are unknown.
+        unknown: Vec<String>,
+        /// The classes that the classifier is trained on.
+        known: Vec<String>,
+    },
+    /// Images have other labels than when the run began.
+    #[error(
+        "the labels of the images are not those that the run in {} started with ({difference}): restore \
+         them, or choose another --workdir",
+        workdir.display()
+    )]
+    LabelsChanged {
+        /// The work directory.
+        workdir: PathBuf,
+        /// What differs.
+        difference: &'static str,
+    },
+    /// A run trains no classifier.
+    #[error("{} is a run of {method}, which trains no classifier: `ocelli finetune` does", path.display())]
+    NotClassifier {
+        /// The run or checkpoint.
+        path: PathBuf,
+        /// Name of its method.
+        method: &'static str,
     },
     /// No image can be used, for another reason than its number of channels and bits.
     #[error(
@@ -410,6 +500,18 @@ fn note_of_measurement(n_images: Option<usize>) -> String {
             format!("\n(mean and std of {images}; `ocelli shards stats` measures those of all images)")
         }
         None => String::new(),
+    }
+}
+
+/// Largest number of names that a message lists.
+const MAX_LISTED: usize = 8;
+
+/// Lists names: `cat, dog and 3 more`.
+fn listed(names: &[String]) -> String {
+    let shown = names[..names.len().min(MAX_LISTED)].join(", ");
+    match names.len().saturating_sub(MAX_LISTED) {
+        0 => shown,
+        n_more => format!("{shown} and {n_more} more"),
     }
 }
 

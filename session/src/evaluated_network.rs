@@ -115,7 +115,18 @@ impl EvaluatedNetwork {
     /// Those of [`NetworkSettings::open_backbone`], and [`SessionError`] when the network cannot
     /// take images of the size or needs more memory than is free.
     pub fn open(path: &Path, settings: &NetworkSettings, device: &Device) -> Result<Self, SessionError> {
-        let backbone = settings.open_backbone(path)?;
+        Self::from_backbone(settings.open_backbone(path)?, settings, device)
+    }
+
+    /// Creates the network of `backbone` on `device`.
+    ///
+    /// # Errors
+    /// As [`EvaluatedNetwork::open`].
+    pub(crate) fn from_backbone(
+        backbone: Backbone,
+        settings: &NetworkSettings,
+        device: &Device,
+    ) -> Result<Self, SessionError> {
         let network = backbone.network(0, device)?;
         let trained = backbone.preprocessing.transform;
         let transform = settings.transform(trained, network.model.stride_px())?;

@@ -8,10 +8,10 @@ use trainer::checkpoint::{Checkpoint, steps};
 use trainer::recipe::{DataConfig, InitConfig};
 use trainer::run::status::Status;
 use trainer::{Plan, Recipe};
-use weights::{Hints, fitted};
+use weights::{Hints, Preprocessing, fitted};
 
 use crate::error::SessionError;
-use crate::network::{Backbone, check_exists, model_of};
+use crate::network::{Backbone, check_exists, model_of, preprocessing_of, preprocessing_of_recipe};
 use crate::provenance::Provenance;
 
 /// File that names the run and the step that a fork began with.
@@ -181,6 +181,27 @@ pub fn model(
     let named = weights.filter(|weights| !weights.is_empty()).map(Path::new);
     let path = initial.weights.as_deref().or(named).ok_or(SessionError::NoBackbone)?;
     model_of(path, &initial.hints)
+}
+
+/// Returns the preprocessing of the images of the weights that a run is to start with: the weights
+/// of `initial`, or `weights`, which its recipe names; `None` for random weights. If the run in
+/// `workdir` has begun, returns that of its own images, so that it is resumed without the weights.
+///
+/// # Errors
+/// Errors of reading the weights.
+pub fn preprocessing(
+    initial: &Initial,
+    workdir: &Path,
+    weights: Option<&str>,
+) -> Result<Option<Preprocessing>, SessionError> {
+    if let Ok(run) = Status::read(workdir) {
+        return Ok(Some(preprocessing_of_recipe(&run.plan.recipe)));
+    }
+    let named = weights.filter(|weights| !weights.is_empty()).map(Path::new);
+    match initial.weights.as_deref().or(named) {
+        Some(path) => Ok(Some(preprocessing_of(path, &initial.hints)?)),
+        None => Ok(None),
+    }
 }
 
 /// Checks that the backbone of the weights that `initial` names fits that of `recipe`, as far as

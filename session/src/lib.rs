@@ -47,13 +47,15 @@
 //!
 //! [`EvaluatedNetwork`] opens the network of a run, or of a weights file, to be scored by `eval`; a
 //! [`ScoringProbe`] scores within a run, and [`Evaluation::watch`] scores the checkpoints of a run
-//! that another process trains.
+//! that another process trains. [`Classifier`] opens the network of a run that has learned from
+//! labels, with its head.
 //!
 //! Notes and warnings are events of `tracing`.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod advice;
+mod classifier;
 pub mod connect;
 mod data;
 pub mod doctor;
@@ -62,6 +64,7 @@ mod evaluated_network;
 pub mod fabric;
 mod frozen;
 mod initial;
+mod labels;
 mod ledger;
 pub mod machine;
 mod network;
@@ -76,11 +79,16 @@ mod stored;
 mod watch;
 
 pub use advice::{Advice, Wish, advise, few_images_warning};
+pub use classifier::Classifier;
 pub use data::{open_local, open_sampled};
 pub use error::SessionError;
 pub use evaluated_network::{EvaluatedNetwork, NetworkSettings, check_pixel_values};
 pub use frozen::open as open_frozen;
-pub use initial::{Initial, check_weights as check_initial_weights, model as initial_model};
+pub use initial::{
+    Initial, check_weights as check_initial_weights, model as initial_model,
+    preprocessing as initial_preprocessing,
+};
+pub use labels::classified_images;
 pub use network::{Backbone, model_of};
 pub use probe::ScoringProbe;
 pub use provenance::{Provenance, find_workdir};

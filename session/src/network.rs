@@ -8,6 +8,7 @@ use kernels::device::Device;
 use networks::backbone::Readout;
 use networks::unit::Unit;
 use networks::{ModelConfig, NamedTensor, Network, NetworkError};
+use trainer::Recipe;
 use trainer::checkpoint::{Checkpoint, Manifest, steps};
 use weights::{Hints, Preprocessing};
 
@@ -83,9 +84,7 @@ impl Backbone {
     fn from_checkpoint(manifest: Manifest, tensors: Vec<NamedTensor>, network_name: String) -> Self {
         let recipe = &manifest.plan.recipe;
         let model = recipe.model.clone();
-        let pixels = recipe.data.pixels();
-        let mut preprocessing = Preprocessing::with_size(recipe.evaluated_px() as u32, pixels);
-        preprocessing.decoding = recipe.data.rules().decoding();
+        let preprocessing = preprocessing_of_recipe(recipe);
         let provenance = Provenance::of_checkpoint(&manifest);
         Self { model, tensors, preprocessing, network_name, manifest: Some(manifest), provenance }
     }
@@ -155,6 +154,27 @@ pub fn model_of(path: &Path, hints: &Hints) -> Result<ModelConfig, SessionError>
     } else {
         Ok(Checkpoint::open(path)?.manifest.plan.recipe.model)
     }
+}
+
+/// Returns the preprocessing of the images of the backbone in `path`, as [`Backbone::open`] finds
+/// it, and reports nothing.
+///
+/// # Errors
+/// As [`Backbone::open`].
+pub(crate) fn preprocessing_of(path: &Path, hints: &Hints) -> Result<Preprocessing, SessionError> {
+    check_exists(path)?;
+    if weights::is_weights(path) {
+        Ok(weights::read(path, hints)?.preprocessing)
+    } else {
+        Ok(preprocessing_of_recipe(&Checkpoint::open(path)?.manifest.plan.recipe))
+    }
+}
+
+/// Returns the preprocessing of the images on which the network of a run of `recipe` is evaluated.
+pub(crate) fn preprocessing_of_recipe(recipe: &Recipe) -> Preprocessing {
+    let mut preprocessing = Preprocessing::with_size(recipe.evaluated_px() as u32, recipe.data.pixels());
+    preprocessing.decoding = recipe.data.rules().decoding();
+    preprocessing
 }
 
 /// Checks that `path` exists; the error about a removed checkpoint lists the remaining ones.

@@ -48,8 +48,9 @@ pub struct RetrievalProbe {
 impl RetrievalProbe {
     /// Creates the probe of the run of `plan` in `workdir` on images of `dataset`, spread evenly:
     /// `run.retrieval_images` of them, or fewer in a short run. `None` if too few images would be
-    /// left, for images that would have to be fetched, and for a backbone that one process should
-    /// not gather. All ranks create it.
+    /// left, for images that would have to be fetched, for a backbone that one process should not
+    /// gather, and for a run that learns from labels, which is to ignore differences between images
+    /// of a class. All ranks create it.
     ///
     /// # Errors
     /// [`SessionError::Eval`] if a shard cannot be read.
@@ -59,6 +60,9 @@ impl RetrievalProbe {
         workdir: &Path,
         new_progress: fn(u64) -> Box<dyn Progress>,
     ) -> Result<Option<Self>, SessionError> {
+        if plan.recipe.method.classes().is_some() {
+            return Ok(None);
+        }
         let recorded = recorded(workdir);
         let n_images = match &recorded {
             // A run that became longer asks the same question of the same images.

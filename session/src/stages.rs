@@ -17,7 +17,7 @@ use ranks::wire::Wire;
 use trainer::estimate::fit;
 use trainer::run::fault::Fault;
 use trainer::run::{
-    FrozenNetwork, Job, Observer, Outcome, RunTimes, format_time, measure_times, recorded_plan, run,
+    FrozenNetwork, Job, Labels, Observer, Outcome, RunTimes, format_time, measure_times, recorded_plan, run,
 };
 use trainer::{Length, Plan, Recipe, TrainError};
 
@@ -26,6 +26,7 @@ use crate::data::open_sampled;
 use crate::error::SessionError;
 use crate::frozen;
 use crate::initial::{self, Beginning, Initial};
+use crate::labels;
 use crate::machine;
 use crate::pixels::check_pixels;
 use crate::rehearsal::{Rehearsal, rehearse};
@@ -92,6 +93,8 @@ pub struct Connected {
     origins: Vec<Origin>,
     frozen: Vec<FrozenNetwork>,
     dataset: Arc<Dataset>,
+    /// Labels of the images, if the method learns from them.
+    labels: Option<Arc<Labels>>,
 }
 
 /// A session whose recipe is resolved against its data set.
@@ -155,6 +158,7 @@ impl Session {
             origins: inputs.beginning.origins,
             frozen: inputs.frozen,
             dataset: inputs.dataset,
+            labels: inputs.labels,
         })
     }
 
@@ -163,13 +167,15 @@ impl Session {
         let recipe = &mut self.recipe;
         // Opening many shards takes long: what is misspelled is told before.
         initial::check_paths(recipe, &self.workdir, &self.initial)?;
-        let dataset = Arc::new(open_sampled(&recipe.data, storage)?);
+        let dataset = open_sampled(&recipe.data, storage)?;
+        let images = labels::open(recipe, dataset, &self.workdir, self.launch.rank, storage)?;
+        let dataset = Arc::new(images.dataset);
         if !self.workdir.join("plan.toml").exists() {
             check_pixels(recipe, &self.initial, &dataset)?;
         }
         let beginning = initial::prepare(recipe, &self.workdir, &self.initial, self.launch.rank)?;
         let frozen = frozen::open(recipe, Some(&self.workdir))?;
-        Ok(Inputs { beginning, frozen, dataset })
+        Ok(Inputs { beginning, frozen, dataset, labels: images.labels })
     }
 }
 
@@ -178,12 +184,18 @@ struct Inputs {
     beginning: Beginning,
     frozen: Vec<FrozenNetwork>,
     dataset: Arc<Dataset>,
+    labels: Option<Arc<Labels>>,
 }
 
 impl Connected {
     /// Returns the images.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
+    }
+
+    /// Returns the labels of the images, if the method learns from them.
+    pub fn labels(&self) -> Option<&Labels> {
+        self.labels.as_deref()
     }
 
     /// Resolves the recipe: every length in steps, every default filled in. Minutes that the run in
@@ -226,7 +238,9 @@ impl Connected {
     /// Returns the plan of the recipe, with `n_recorded` steps for its minutes if they are known.
     fn plan(&self, n_recorded: Option<u64>) -> Result<Plan, SessionError> {
         let dataset = &self.dataset;
-        let mut plan = trainer::resolve(self.session.recipe.clone(), dataset.n_samples())?;
+        // An epoch of a method that learns from labels is a pass over the images that have one.
+        let n_samples = self.labels.as_ref().map_or(dataset.n_samples(), |labels| labels.n_labeled());
+        let mut plan = trainer::resolve(self.session.recipe.clone(), n_samples)?;
         if let Some(n_steps) = n_recorded {
             plan = trainer::with_steps(plan, n_steps)?;
         }
@@ -338,11 +352,11 @@ impl Fitted {
     pub fn timed(mut self) -> Result<Self, SessionError> {
         let Length::Minutes(minutes) = self.plan.recipe.optim.length else { return Ok(self) };
         self.connected.regroup(&self.plan)?;
-        let Connected { session, comm, dataset, .. } = &mut self.connected;
+        let Connected { session, comm, dataset, labels, .. } = &mut self.connected;
         let job = Job {
             plan: &self.plan,
             dataset: Arc::clone(dataset),
-            labels: None,
+            labels: labels.clone(),
             workdir: &session.workdir,
             stop: &session.stop,
             device: session.device.device.clone(),
@@ -463,11 +477,11 @@ impl Fitted {
     ) -> Result<Outcome, SessionError> {
         let Self { mut connected, plan, .. } = self;
         connected.regroup(&plan)?;
-        let Connected { session, comm, initial, frozen, dataset, .. } = connected;
+        let Connected { session, comm, initial, frozen, dataset, labels, .. } = connected;
         let job = Job {
             plan: &plan,
             dataset,
-            labels: None,
+            labels,
             workdir: &session.workdir,
             stop: &session.stop,
             device: session.device.device,

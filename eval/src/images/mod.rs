@@ -4,7 +4,7 @@ pub(crate) mod check;
 pub(crate) mod mask;
 pub(crate) mod source;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use augment::{DecodeRules, Image, MultiCrop, PixelFormat, SampleKey, Transform, ViewMaker};
 use pipeline::shard::image::EncodedImage;
@@ -35,6 +35,9 @@ pub struct ImageSet {
     stated: Vec<String>,
     /// Names of the classes, by number: those of [`ImageSet::named`], or the classes as stated.
     classes: Vec<String>,
+    /// Names that [`ImageSet::named`] was given for several classes, whether the set has images of
+    /// them or not.
+    shared_names: HashSet<String>,
 }
 
 impl ImageSet {
@@ -91,6 +94,7 @@ impl ImageSet {
             several,
             stated: classes.clone(),
             classes,
+            shared_names: HashSet::new(),
         })
     }
 
@@ -103,6 +107,8 @@ impl ImageSet {
             classes.push(name.unwrap_or(class).clone());
         }
         self.classes = classes;
+        let mut seen = HashSet::new();
+        self.shared_names = names.iter().filter(|name| !seen.insert(name.as_str())).cloned().collect();
         self
     }
 
@@ -249,6 +255,44 @@ impl ImageSet {
         &self.classes
     }
 
+    /// Returns a name of its own for each class, by number: a name that several classes have is
+    /// followed by the class as samples state it, such as `crane (517)`.
+    pub fn distinct_classes(&self) -> Vec<String> {
+        let mut distinct = Vec::with_capacity(self.classes.len());
+        for (name, stated) in self.classes.iter().zip(&self.stated) {
+            let is_shared = self.shared_names.contains(name);
+            distinct.push(if is_shared { format!("{name} ({stated})") } else { name.clone() });
+        }
+        distinct
+    }
+
+    /// Numbers the classes by their positions in `names`, which has the [distinct
+    /// name](Self::distinct_classes) of each.
+    ///
+    /// # Errors
+    /// The names of the classes that are not in `names`.
+    pub fn numbered(mut self, names: &[String]) -> Result<Self, Vec<String>> {
+        let numbers: HashMap<&str, u32> = names.iter().map(String::as_str).zip(0..).collect();
+        let mut renumbered = Vec::with_capacity(self.classes.len());
+        let mut unknown = Vec::new();
+        for name in self.distinct_classes() {
+            match numbers.get(name.as_str()) {
+                Some(number) => renumbered.push(*number),
+                None => unknown.push(name),
+            }
+        }
+        if !unknown.is_empty() {
+            return Err(unknown);
+        }
+        for label in self.labels.iter_mut().flatten().chain(self.several.values_mut().flatten()) {
+            *label = renumbered[*label as usize];
+        }
+        self.stated = names.to_vec();
+        self.classes = names.to_vec();
+        self.shared_names = HashSet::new();
+        Ok(self)
+    }
+
     /// Returns the shard of image `i`, if it is in one, and its key there or its name.
     pub fn describe(&self, i: usize) -> (Option<String>, String) {
         self.source.describe(self.indices[i])
@@ -389,4 +433,47 @@ fn ordered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
             ClassName::Number(_, name) | ClassName::Word(name) => name,
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::source::ImageFile;
+    use super::*;
+
+    /// Returns a set of images of these classes, none of which is read.
+    fn images(classes: &[&str]) -> ImageSet {
+        let mut files = Vec::new();
+        for (index, class) in classes.iter().enumerate() {
+            let name = format!("{index}.png");
+            files.push(ImageFile { path: name.clone().into(), name, class: Some((*class).to_string()) });
+        }
+        let source = Source::Files(Arc::new(files));
+        ImageSet::open(source, Transform::new(16), DecodeRules::default(), "images").unwrap()
+    }
+
+    fn owned(names: &[&str]) -> Vec<String> {
+        names.iter().map(ToString::to_string).collect()
+    }
+
+    /// A set with images of one of two classes of a name has the same name for it as a set with
+    /// images of both.
+    #[test]
+    fn classes_of_one_name_are_told_apart() {
+        let names = owned(&["crane", "owl", "crane"]);
+        let named = images(&["0", "1", "2", "3"]).named(&names);
+        assert_eq!(named.classes(), ["crane", "owl", "crane", "3"]);
+        assert_eq!(named.distinct_classes(), ["crane (0)", "owl", "crane (2)", "3"]);
+        assert_eq!(images(&["2"]).named(&names).distinct_classes(), ["crane (2)"]);
+    }
+
+    #[test]
+    fn classes_are_numbered_by_a_list_that_has_all_of_them() {
+        let set = images(&["owl", "cat", "owl"]);
+        let numbered = set.clone().numbered(&owned(&["owl", "dog", "cat"])).unwrap();
+        let labels: Vec<u32> = (0..3).filter_map(|i| numbered.label(i)).collect();
+        assert_eq!((labels, numbered.classes().len()), (vec![0, 2, 0], 3));
+        assert_eq!(set.numbered(&owned(&["cat"])).unwrap_err(), ["owl"]);
+    }
 }

@@ -1,6 +1,7 @@
 //! Heads: units that a method puts after a backbone.
 
 pub mod decoder;
+pub mod linear;
 pub mod mlp;
 pub mod projection;
 pub mod prototypes;

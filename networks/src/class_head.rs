@@ -1,0 +1,81 @@
+//! The head of a trained classifier, outside of any unit.
+
+use crate::error::NetworkError;
+use crate::tensor::NamedTensor;
+
+/// A linear layer on the features of a backbone, which scores classes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClassHead {
+    /// Names of the classes, in the order of the rows of the weight.
+    pub classes: Vec<String>,
+    /// Weight, `[C, D]` in row-major order.
+    pub weight: Vec<f32>,
+    /// Bias, `[C]`.
+    pub bias: Vec<f32>,
+}
+
+impl ClassHead {
+    /// Name of the unit of a classifier's head, in timm's names.
+    pub const UNIT: &str = "head";
+
+    /// Takes the head of `classes` from `tensors`, the parameters of a network with its heads,
+    /// whose features have `width` channels.
+    ///
+    /// # Errors
+    /// [`NetworkError::Weights`] for a parameter that is missing or has another shape.
+    pub fn from_tensors(
+        classes: Vec<String>,
+        width: usize,
+        tensors: &[NamedTensor],
+    ) -> Result<Self, NetworkError> {
+        let weight = find(tensors, "weight", &[classes.len(), width])?;
+        let bias = find(tensors, "bias", &[classes.len()])?;
+        Ok(Self { classes, weight, bias })
+    }
+
+    /// Returns the number of channels of the features, D.
+    pub fn width(&self) -> usize {
+        self.weight.len() / self.classes.len().max(1)
+    }
+}
+
+/// Returns the values of the head's parameter `name` among `tensors`, which must have this shape.
+fn find(tensors: &[NamedTensor], name: &str, shape: &[usize]) -> Result<Vec<f32>, NetworkError> {
+    let name = format!("{}.{name}", ClassHead::UNIT);
+    let Some(tensor) = tensors.iter().find(|tensor| tensor.name == name) else {
+        return Err(NetworkError::Weights { name, reason: "is missing".into() });
+    };
+    if tensor.shape != shape {
+        let reason = format!("has shape {:?}, not {shape:?}", tensor.shape);
+        return Err(NetworkError::Weights { name, reason });
+    }
+    Ok(tensor.values.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(name: &str, shape: &[usize]) -> NamedTensor {
+        let values = vec![0.5; shape.iter().product()];
+        NamedTensor { name: name.into(), shape: shape.to_vec(), values }
+    }
+
+    #[test]
+    fn a_head_is_taken_from_the_parameters_of_its_network() {
+        let classes = vec!["cat".to_string(), "dog".to_string()];
+        let backbone = tensor("norm.weight", &[3]);
+        let weight = tensor("head.weight", &[2, 3]);
+        let bias = tensor("head.bias", &[2]);
+        let tensors = [backbone.clone(), weight.clone(), bias];
+        let head = ClassHead::from_tensors(classes.clone(), 3, &tensors).unwrap();
+        assert_eq!((head.width(), head.weight.len(), head.bias.len()), (3, 6, 2));
+        for (tensors, words) in [
+            (vec![backbone, weight.clone()], "head.bias is missing"),
+            (vec![weight, tensor("head.bias", &[4])], "head.bias has shape [4], not [2]"),
+        ] {
+            let error = ClassHead::from_tensors(classes.clone(), 3, &tensors).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
+}
