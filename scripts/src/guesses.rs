@@ -178,10 +178,16 @@ const fn replace(commands: &'static str, names: &'static str, replacement: Repla
 }
 
 /// Commands that train.
-const TRAINING: &str = "pretrain, quickstart";
+const TRAINING: &str = "pretrain, quickstart, finetune";
+
+/// Commands that train without labels.
+const PRETRAINING: &str = "pretrain, quickstart";
 
 /// Commands for a recipe.
-const OF_RECIPES: &str = "pretrain, quickstart, plan";
+const OF_RECIPES: &str = "pretrain, quickstart, plan, finetune";
+
+/// Commands for a recipe that have no flag for weights called `--checkpoint`.
+const OF_RECIPES_ALONE: &str = "pretrain, quickstart, plan";
 
 /// Commands that take runs without a flag.
 const OF_RUNS: &str = "report, runs, track";
@@ -326,7 +332,7 @@ const FLAGS: &[FlagGuess] = &[
     ),
     flag("model arch backbone network m a", "checkpoint"),
     words(
-        OF_RECIPES,
+        OF_RECIPES_ALONE,
         "model arch backbone network m a method algorithm loss",
         "method and backbone are parts of a recipe: `ocelli recipe list` lists recipes, and `ocelli recipe \
          new --method dino --arch vit` prints a new one",
@@ -358,12 +364,12 @@ const FLAGS: &[FlagGuess] = &[
     ),
     flag_of("plan", "num-images n-images dataset-size n-samples num-samples", "images"),
     flag("n num limit max-images num-images n-images", "count n-images"),
-    flag("val val-dir val-data test-dir test-data testset test", "test probe-test"),
+    flag("val val-dir val-data val-path valid test-dir test-data testset test", "test probe-test val-shards"),
     flag("config config-file config-name cfg conf c yaml r", "recipe"),
     flag_of(TRAINING, "w", "workdir"),
     flag(
-        "pretrained pretrained-weights weight weights init-weights init-from load load-from model-path ckpt \
-         ckpt-path checkpoint checkpoint-path finetune w",
+        "pretrained pretrained-weights weight weights init init-weights init-from load load-from model-path \
+         ckpt ckpt-path checkpoint checkpoint-path finetune w",
         "checkpoint init",
     ),
     flag("force f overwrite replace yes y", "overwrite"),
@@ -393,16 +399,32 @@ const FLAGS: &[FlagGuess] = &[
         "leave it out: the size of batches is chosen by the memory, and changes no feature",
     ),
     words(
-        TRAINING,
+        PRETRAINING,
         "eval evaluate knn linear-eval validate",
         "give labeled shards with --probe-train and --probe-test to score while training, or run `ocelli \
          probe` afterwards",
+    ),
+    words(
+        "finetune",
+        "eval evaluate validate",
+        "leave it out: the classifier is scored on --val-shards after the last step",
+    ),
+    words(
+        "finetune",
+        "classes num-classes n-classes nb-classes",
+        "leave it out: the classes are those of the images; --set 'method.classes=[\"cat\",\"dog\"]' sets \
+         their order",
     ),
     words("export", "onnx to-onnx", "give --out FILE.onnx"),
     words("export", "opset opset-version", "leave it out: a graph states the version that it needs"),
     // Starts of runs.
     words(
-        TRAINING,
+        "finetune",
+        "resume auto-resume resume-from resume-from-checkpoint continue no-resume restart",
+        "the same command resumes the run in its --workdir",
+    ),
+    words(
+        PRETRAINING,
         "resume auto-resume resume-from resume-from-checkpoint continue no-resume restart",
         "the same command resumes the run in its --workdir; --fork RUN begins another run with its \
          checkpoint, --init WEIGHTS with its weights alone",
@@ -421,7 +443,7 @@ const FLAGS: &[FlagGuess] = &[
          local-rank",
         LAUNCHERS,
     ),
-    words("pretrain, quickstart, embed, doctor, bench shard", "n", LAUNCHERS),
+    words("pretrain, quickstart, finetune, embed, doctor, bench shard", "n", LAUNCHERS),
     words(
         TRAINING,
         "wandb use-wandb wandb-project project tensorboard logger report-to mlflow",
@@ -475,10 +497,14 @@ const COMMANDS: &[CommandGuess] = &[
     ),
     command(
         "",
-        "finetune fine-tune finetuning ft distill train-classifier",
-        "there is no training with labels: `ocelli pretrain --recipe dinov2_continue --init WEIGHTS` \
-         continues without labels, `ocelli probe` fits classifiers on features, and `ocelli export` writes \
-         the backbone for fine-tuning in other tools",
+        "fine-tune finetuning ft train-classifier classify classifier supervised",
+        "use `ocelli finetune`, which trains a classifier with its backbone; `ocelli probe` fits classifiers \
+         on features",
+    ),
+    command(
+        "",
+        "distill distillation",
+        "use `ocelli pretrain --recipe distill_vits16 --set method.teacher.weights=WEIGHTS`",
     ),
     command("", "convert save to-onnx onnx checkpoint", "use `ocelli export`"),
     command("", "estimate memory cost dry-run", "use `ocelli plan`"),
@@ -543,6 +569,12 @@ const NEEDS: &[Need] = &[
         words: "labeled images to fit on; without labels, --label-free",
     },
     Need { flag: "test", commands: "probe", words: "labeled images to score; with --label-free, any images" },
+    Need {
+        flag: "val-shards",
+        commands: "",
+        words: "labeled images to score the classifier on, which it is not trained on; `ocelli shards split` \
+                divides a set",
+    },
     Need { flag: "shards", commands: "", words: "a folder of images, or shards" },
     Need { flag: "method", commands: "recipe new", words: "such as dino, simclr or lejepa" },
     Need { flag: "out", commands: "embed", words: "a file that ends in .npy, .parquet or .safetensors" },

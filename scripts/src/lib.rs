@@ -73,6 +73,8 @@ enum Verb {
     Recipe(verb::recipe::Args),
     /// Pretrain a backbone on shards.
     Pretrain(verb::pretrain::Args),
+    /// Train a classifier on labeled shards, from weights, and score it.
+    Finetune(verb::finetune::Args),
     /// Score frozen features with published protocols: nearest neighbors, linear probes, logistic
     /// regression.
     Probe(verb::probe::Args),
@@ -297,6 +299,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Verb::Shards(args) => verb::shards::run(&args, &storage),
         Verb::Recipe(args) => verb::recipe::run(&args),
         Verb::Pretrain(args) => verb::pretrain::run(&args, &storage),
+        Verb::Finetune(args) => verb::finetune::run(&args, &storage),
         Verb::Probe(args) => verb::probe::run(&args, &storage, &folder),
         Verb::Embed(args) => verb::embed::run(&args, &storage, &folder),
         Verb::Curate(args) => verb::curate::run(&args, &storage, &folder),

@@ -21,11 +21,11 @@ macro_rules! recipes {
 
 /// Recipes that ship with the program, by name.
 pub(crate) const BUILT_IN: &[(&str, &str)] = recipes! {
-    "quickstart" "barlow_twins_cifar" "byol_cifar" "data2vec_cifar" "dino_cifar" "dino_resnet50"
-    "dino_shapes" "dino_vits16" "dino_vits16_boosted" "dino_vits16_released" "dinov2_cifar"
-    "dinov2_continue" "dinov2_vitg14" "dinov2_vitl14" "dinov2_vitl16" "dinov2_vits14" "dinov3_cifar"
-    "dinov3_continue" "dinov3_vit7b16" "dinov3_vit7b16_gram" "dinov3_vit7b16_highres"
-    "dinov3_vitl16_distilled" "dinov3_vitl16_im1k" "distill_convnext_t" "distill_vits16"
+    "quickstart" "barlow_twins_cifar" "byol_cifar" "classify_cifar" "data2vec_cifar" "dino_cifar"
+    "dino_resnet50" "dino_shapes" "dino_vits16" "dino_vits16_boosted" "dino_vits16_released"
+    "dinov2_cifar" "dinov2_continue" "dinov2_vitg14" "dinov2_vitl14" "dinov2_vitl16" "dinov2_vits14"
+    "dinov3_cifar" "dinov3_continue" "dinov3_vit7b16" "dinov3_vit7b16_gram" "dinov3_vit7b16_highres"
+    "dinov3_vitl16_distilled" "dinov3_vitl16_im1k" "distill_convnext_t" "distill_vits16" "finetune"
     "ibot_vits16" "ijepa_cifar" "lejepa_cifar" "lejepa_vits16" "lejepa_vits8_imagenette" "mae_cifar"
     "moco_cifar" "moco_v3_resnet50" "moco_v3_vits16" "seer_regnety_10b" "seer_regnety_128gf"
     "seer_regnety_256gf" "seer_regnety_32gf" "seer_regnety_64gf" "simclr_cifar" "simclr_resnet50"
@@ -51,19 +51,37 @@ pub(crate) fn load_with_model(
 ) -> anyhow::Result<Recipe> {
     let text = read_text(name)?;
     check_settings(overrides, name, &text)?;
-    let mut convolutional = None;
+    let mut weights_model = None;
     let parsed = Recipe::parse_with_model(&text, name, overrides, |weights| {
         let model = model(weights)?;
-        convolutional = convolutional_name(&model);
+        weights_model = Some(model.clone());
         Ok(model)
     });
-    match (parsed, convolutional) {
-        // Such a network does not have all keys of transformers.
-        (Err(error), Some(kind)) if error.to_string().contains("unknown key model.") => bail!(
-            "the weights are convolutional ({kind}), but recipe {name} is for transformers: continue from \
-             them with --recipe lejepa_vits16 --set model=from_init and the same --init"
-        ),
+    match (parsed, weights_model) {
+        // A convolutional network does not have all keys of transformers.
+        (Err(error), Some(model)) if error.to_string().contains("unknown key model.") => {
+            match convolutional_name(&model) {
+                Some(kind) => bail!(
+                    "the weights are convolutional ({kind}), but recipe {name} is for transformers: {}",
+                    advice_for_convolutional(&text, name, &model)
+                ),
+                None => bail!(error),
+            }
+        }
         (parsed, _) => Ok(parsed?),
+    }
+}
+
+/// Says how to start from convolutional weights, with the backbone `model`, in place of the recipe
+/// called `name`, whose text is `text`.
+fn advice_for_convolutional(text: &str, name: &str, model: &ModelConfig) -> &'static str {
+    let sets = ["model=from_init".to_string()];
+    let recipe = Recipe::parse_with_model(text, name, &sets, |_| Ok(model.clone()));
+    if recipe.is_ok_and(|recipe| recipe.method.classes().is_some()) {
+        // Rates that decrease from unit to unit are for networks of few units.
+        "add --set model=from_init --set optim.layer_decay=1"
+    } else {
+        "continue from them with --recipe lejepa_vits16 --set model=from_init and the same --init"
     }
 }
 

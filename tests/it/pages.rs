@@ -15,6 +15,10 @@ const TOO_LONG: [&str; 3] = ["bench", "quickstart", "track"];
 /// Settings with which a run of a page takes seconds, of keys that all recipes have.
 const SMALL: [&str; 2] = ["optim.batch_size=4", "optim.length.steps=2"];
 
+/// Settings with which a classifier of a page is trained in seconds.
+const SMALL_CLASSIFIER: [&str; 4] =
+    ["optim.batch_size=4", "optim.length.steps=2", "optim.warmup={steps=0}", "views.crops.0.size_px=28"];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
@@ -190,8 +194,14 @@ impl Desk {
     /// Runs a command of ocelli in the folder.
     fn output(&self, command: &str) -> Output {
         let mut words = words(command);
-        if words[1] == "pretrain" {
-            words.extend(small_settings(&words));
+        match words[1].as_str() {
+            "pretrain" => words.extend(small_settings(&words)),
+            "finetune" => {
+                for setting in SMALL_CLASSIFIER {
+                    words.extend(["--set".to_string(), setting.to_string()]);
+                }
+            }
+            _ => {}
         }
         let mut command = program();
         command.args(&words[1..]).current_dir(self.world.path("."));

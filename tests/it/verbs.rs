@@ -16,7 +16,7 @@ fn save_image(path: &Path, color: u8) {
 fn help_names_every_verb() {
     let output = crate::support::program().arg("--help").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    for verb in ["quickstart", "shards", "pretrain", "probe", "export", "bench"] {
+    for verb in ["quickstart", "shards", "pretrain", "finetune", "probe", "export", "bench"] {
         assert!(text.contains(verb), "{text}");
     }
 }

@@ -169,9 +169,9 @@ function confusions(run) {
   const choice = el("select", { "aria-label": "score" }, ...run.confusions.map((c, i) => el("option", { value: i }, title(c))));
   const show = () => { const c = run.confusions[choice.value]; place.replaceChildren(c.matrix ? matrix(c) : confusedPairs(c)); };
   choice.addEventListener("change", show);
-  // The score that is usually quoted.
-  const usual = run.confusions.findIndex((c) => c.kind.metric === "knn_20");
-  choice.value = Math.max(0, usual);
+  // The score of the run's own classifier, or else the one that is usually quoted.
+  const find = (metric) => run.confusions.findIndex((c) => c.kind.metric === metric);
+  choice.value = Math.max(0, find("top1") >= 0 ? find("top1") : find("knn_20"));
   show();
   return [choice, place];
 }

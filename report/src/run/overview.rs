@@ -1,5 +1,6 @@
 //! Summary of a run in one line.
 
+use eval::TOP_1;
 use pipeline::words::{counted, thousands};
 use serde::Serialize;
 use serde_json::Value;
@@ -126,6 +127,9 @@ fn describe_course(metric: &str, first: StepScore, best: StepScore, last: StepSc
 
 /// Returns the name of the score `metric` for readers: `k-NN (20)`.
 fn score_name(metric: &str) -> String {
+    if metric == TOP_1 {
+        return "top-1".into();
+    }
     if let Some(k) = metric.strip_prefix("knn_loo_") {
         return format!("leave-one-out k-NN ({k})");
     }
@@ -187,14 +191,15 @@ fn collapsed(run: &Run) -> bool {
 }
 
 /// Returns the highest score of one kind of the run's evaluations, or else of its probe, with the
-/// first and the last of the kind: of [`USUAL`], or else of an accuracy, fitted on other images
-/// than those it is measured on, on the most images; the kind that was scored most often if there
-/// are several.
+/// first and the last of the kind: of the classifier that the run trains, of [`USUAL`], or else of
+/// an accuracy, fitted on other images than those it is measured on, on the most images; the kind
+/// that was scored most often if there are several.
 fn best(run: &Run) -> Option<Best> {
     // What needs no labels is not compared with what does.
     let percentages = run.evaluations.scores.iter().filter(|(kind, _)| SCORES.contains(&kind.measure));
     let highest = percentages.max_by_key(|(kind, scores)| {
         (
+            kind.metric == TOP_1,
             kind.metric == USUAL,
             kind.measure == "accuracy",
             kind.train != kind.set,
@@ -272,6 +277,7 @@ mod tests {
         );
         assert!(Best::of_points("knn_20", "cifar", String::new(), &[]).is_none());
         assert_eq!(score_name("knn_loo_10"), "leave-one-out k-NN (10)");
+        assert_eq!(score_name("top1"), "top-1");
         let linear = Best::of_points("linear_honest", "", String::new(), &[(5, 50.0)]).unwrap();
         assert_eq!(linear.words, "linear honest 50.0 % at step 5");
     }

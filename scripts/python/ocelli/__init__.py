@@ -44,6 +44,7 @@ __all__ = [
     "Runs",
     "embed",
     "export",
+    "finetune",
     "load",
     "pretrain",
     "probe",
@@ -100,6 +101,9 @@ class Run:
         self.steps = steps
         #: Seconds that the call took.
         self.seconds = seconds
+        #: Percentage of the validation images that is classified correctly, and its interval, after `finetune`.
+        self.top1 = None
+        self.interval = None
 
     def __fspath__(self):
         return str(self.workdir)
@@ -149,6 +153,26 @@ def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True)
     command = ["pretrain", "--recipe", recipe, "--shards", *images, "--workdir", workdir, "--json", *flags]
     result = _answer(_run(*command, *set_flags(settings), show_progress=show_progress))
     return Run(result["workdir"], result["steps"], result["seconds"])
+
+
+def finetune(weights, images, validation, workdir, *flags, recipe="finetune", settings=None, show_progress=True):
+    """Trains a classifier on the labeled `images` in this process, scores it on `validation`, and returns a `Run`.
+
+    `weights` is a run, a checkpoint or weights, as for `load`; None starts from random weights, with a recipe that has
+    a backbone of its own, such as `"classify_cifar"`. `images` and `validation` are folders with one sub-folder per
+    class, or shards, or lists of them. The run has the percentage of `validation` that is classified correctly,
+    `run.top1`, and the bounds of the middle 95 % of resampled sets, `run.interval`. Everything else is as in
+    `pretrain`.
+    """
+    command = ["finetune", "--recipe", recipe, "--workdir", workdir, "--json", *flags]
+    command += ["--shards", *paths_of(images, "images"), "--val-shards", *paths_of(validation, "validation")]
+    if weights is not None:
+        command += ["--checkpoint", weights]
+    result = _answer(_run(*command, *set_flags(settings), show_progress=show_progress))
+    run = Run(result["workdir"], result["steps"], result["seconds"])
+    run.top1 = result["top1"]
+    run.interval = result["interval"]
+    return run
 
 
 def load(path, *flags):

@@ -5,6 +5,7 @@ pub(crate) mod curate;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod export;
+pub(crate) mod finetune;
 pub(crate) mod plan;
 pub(crate) mod pretrain;
 pub(crate) mod probe;

@@ -10,7 +10,7 @@ use anyhow::bail;
 use augment::Transform;
 use eval::image_sets::open_images;
 use eval::{Check, Protocol, Split};
-use kernels::device::Opened;
+use kernels::device::{Device, Opened};
 use networks::probe::Probe;
 use pipeline::words::counted;
 use pipeline::{Dataset, Progress, Storage};
@@ -108,17 +108,15 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     check_length(args)?;
     let initial = args.initial.initial()?;
     let Beginning { mut recipe, initial, device } = match (&args.recipe, args.hours) {
-        (Some(name), _) => Beginning { recipe: named_recipe(args, name, &initial)?, initial, device: None },
+        (Some(name), _) => {
+            let recipe = load_recipe(name, &args.overrides, &args.shards, &args.workdir, &initial)?;
+            Beginning { recipe, initial, device: None }
+        }
         (None, Some(hours)) => chosen_recipe(args, hours, initial, storage)?,
         (None, None) => bail!("give --recipe, or --hours, with which one is chosen"),
     };
     if let Some(hours) = args.hours {
         recipe.optim.length = Length::from_hours(hours);
-    }
-    if args.shards.is_empty() {
-        recipe.refuse_commands(&args.overrides)?
-    } else {
-        recipe.data.shards.clone_from(&args.shards)
     }
     if args.probe_train.is_empty() && recipe.run.probe_every_steps > 0 {
         bail!("run.probe_every_steps is set: give the probe's shards with --probe-train and --probe-test");
@@ -145,16 +143,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     };
     let Trained { plan, outcome, dataset } =
         pretrain(session, storage, |plan| scoring_probe(args, plan, rank, storage))?;
-    let checkpoints = args.workdir.join("checkpoints");
     if outcome == Outcome::Stopped {
         if rank == 0 {
-            let has_checkpoint = !steps(&checkpoints).is_empty();
-            say(if has_checkpoint {
-                "stopped by a signal; checkpoint saved: run the same command to resume"
-            } else {
-                "stopped by a signal before anything was saved: the same command starts over"
-            });
-            print_scores(&args.workdir);
+            print_stopped(&args.workdir);
         }
         return Ok(ExitCode::from(PREEMPTED));
     }
@@ -163,12 +154,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     print_bad_samples(&args.workdir);
     let device = args.compute.device.open(0)?.device;
-    match write_beside(&args.workdir, true, storage, &device) {
-        Ok(page) => say(format!("report: {}", page.display())),
-        Err(error) => say(format!("warning: could not write the report: {error:#}")),
-    }
+    write_report(&args.workdir, storage, &device);
     print_scores(&args.workdir);
-    let exported = export(args)?;
+    let exported = export(&args.workdir, args.export)?;
     let ended = EndedRun {
         workdir: &args.workdir,
         plan: &plan,
@@ -186,7 +174,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         }
         out!("{line}");
     } else {
-        out!("{} done; checkpoints in {}", counted(plan.total_steps, "step"), checkpoints.display());
+        print_done(&plan, &args.workdir);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -209,28 +197,12 @@ struct Beginning {
     device: Option<Opened>,
 }
 
-/// Loads the recipe called `name`, or the file `name`.
-fn named_recipe(args: &Args, name: &str, initial: &Initial) -> anyhow::Result<Recipe> {
-    let loaded = recipes::load_with_model(name, &args.overrides, |weights| {
-        initial_model(initial, Some(&args.workdir), weights).map_err(|error| error.to_string())
-    });
-    // The backbone may be that of the run in the folder, with which another recipe makes no sense.
-    match (loaded, Status::read(&args.workdir)) {
-        (Err(error), Ok(run)) if is_other_recipe(name, &run) => bail!(
-            "{}; {} holds a run of recipe {}: for another recipe, choose another --workdir",
-            chain(&error),
-            args.workdir.display(),
-            run.plan.recipe.name
-        ),
-        (loaded, _) => loaded,
-    }
-}
-
 /// Returns the recipe of the run in the work directory, or chooses one for a run of `hours`.
 fn chosen_recipe(args: &Args, hours: f64, initial: Initial, storage: &Storage) -> anyhow::Result<Beginning> {
     let plan = args.workdir.join("plan.toml");
     if plan.exists() {
-        let recipe = recipes::load(&plan.display().to_string(), &args.overrides)?;
+        let mut recipe = recipes::load(&plan.display().to_string(), &args.overrides)?;
+        take_shards(&mut recipe, &args.overrides, &args.shards)?;
         // Weights that the run distills are named by its recipe.
         let weights = initial.weights.filter(|_| recipe.init.is_some());
         return Ok(Beginning { recipe, initial: Initial { weights, ..initial }, device: None });
@@ -249,7 +221,7 @@ fn chosen_recipe(args: &Args, hours: f64, initial: Initial, storage: &Storage) -
     let device = args.compute.open(&launch)?;
     let wish = Wish {
         hours,
-        recipes: &recipes::BUILT_IN,
+        recipes: recipes::BUILT_IN,
         shards: &args.shards,
         overrides: &args.overrides,
         initial: &initial,
@@ -263,7 +235,70 @@ fn chosen_recipe(args: &Args, hours: f64, initial: Initial, storage: &Storage) -
         say(format!("note: {line}"));
     }
     let initial = Initial { weights: advice.weights, ..initial };
-    Ok(Beginning { recipe: advice.recipe, initial, device: Some(device) })
+    let mut recipe = advice.recipe;
+    take_shards(&mut recipe, &args.overrides, &args.shards)?;
+    Ok(Beginning { recipe, initial, device: Some(device) })
+}
+
+/// Loads the recipe called `name` for a run in `workdir` that starts as `initial` says, and applies
+/// the `--set` entries and, unless they are empty, the shards of the command line.
+pub(crate) fn load_recipe(
+    name: &str,
+    overrides: &[String],
+    shards: &[String],
+    workdir: &Path,
+    initial: &Initial,
+) -> anyhow::Result<Recipe> {
+    let loaded = recipes::load_with_model(name, overrides, |weights| {
+        initial_model(initial, Some(workdir), weights).map_err(|error| error.to_string())
+    });
+    // The backbone may be that of the run in the folder, with which another recipe makes no sense.
+    let mut recipe = match (loaded, Status::read(workdir)) {
+        (Err(error), Ok(run)) if is_other_recipe(name, &run) => bail!(
+            "{}; {} holds a run of recipe {}: for another recipe, choose another --workdir",
+            chain(&error),
+            workdir.display(),
+            run.plan.recipe.name
+        ),
+        (loaded, _) => loaded?,
+    };
+    take_shards(&mut recipe, overrides, shards)?;
+    Ok(recipe)
+}
+
+/// Applies the shards of the command line to a recipe, unless they are empty.
+fn take_shards(recipe: &mut Recipe, overrides: &[String], shards: &[String]) -> anyhow::Result<()> {
+    if shards.is_empty() {
+        recipe.refuse_commands(overrides)?
+    } else {
+        recipe.data.shards = shards.to_vec()
+    }
+    Ok(())
+}
+
+/// Prints that a run was asked to stop, and the scores that it has.
+pub(crate) fn print_stopped(workdir: &Path) {
+    let has_checkpoint = !steps(&workdir.join("checkpoints")).is_empty();
+    say(if has_checkpoint {
+        "stopped by a signal; checkpoint saved: run the same command to resume"
+    } else {
+        "stopped by a signal before anything was saved: the same command starts over"
+    });
+    print_scores(workdir);
+}
+
+/// Writes the page of the run in `workdir`; a failure is reported.
+pub(crate) fn write_report(workdir: &Path, storage: &Storage, device: &Device) {
+    match write_beside(workdir, true, storage, device) {
+        Ok(page) => say(format!("report: {}", page.display())),
+        Err(error) => say(format!("warning: could not write the report: {error:#}")),
+    }
+}
+
+/// Prints how many steps a run has taken, and where its checkpoints are.
+pub(crate) fn print_done(plan: &Plan, workdir: &Path) {
+    let checkpoints = workdir.join("checkpoints");
+    out!("{} done; checkpoints in {}", counted(plan.total_steps, "step"), checkpoints.display());
 }
 
 /// Returns whether `name` is a recipe of the program, and not that of `run`.
@@ -273,7 +308,7 @@ fn is_other_recipe(name: &str, run: &Status) -> bool {
 
 /// Checks that the requested format of the export, if there is one, can hold the network of
 /// `recipe`.
-fn check_format(requested: Option<Format>, recipe: &Recipe) -> anyhow::Result<()> {
+pub(crate) fn check_format(requested: Option<Format>, recipe: &Recipe) -> anyhow::Result<()> {
     let Some(format) = requested else { return Ok(()) };
     let Err(error) = check_export(recipe, format) else { return Ok(()) };
     let mut possible = Format::ALL.to_vec();
@@ -282,19 +317,20 @@ fn check_format(requested: Option<Format>, recipe: &Recipe) -> anyhow::Result<()
     bail!("--export {}: {error}; choose one of {}", format.name(), names.join(", "));
 }
 
-/// Exports the backbone of the run if that is requested; returns the file or folder.
-fn export(args: &Args) -> anyhow::Result<Option<PathBuf>> {
-    let Some(format) = args.export else { return Ok(None) };
+/// Exports the backbone of the run in `workdir` if a format is requested; returns the file or
+/// folder.
+pub(crate) fn export(workdir: &Path, requested: Option<Format>) -> anyhow::Result<Option<PathBuf>> {
+    let Some(format) = requested else { return Ok(None) };
     let path = {
         let _activity = Activity::new("exporting the backbone …");
-        export_beside(&args.workdir, format)?
+        export_beside(workdir, format)?
     };
     say(format!("exported for {}: {}", format.name(), path.display()));
     Ok(Some(path))
 }
 
 /// Prints how many samples of the run in `workdir` could not be used.
-fn print_bad_samples(workdir: &Path) {
+pub(crate) fn print_bad_samples(workdir: &Path) {
     let ledger = workdir.join("quarantine.jsonl");
     let rows = std::fs::read(&ledger).unwrap_or_default();
     let n_bad = rows.split(|byte| *byte == b'\n').filter(|row| !row.is_empty()).count();

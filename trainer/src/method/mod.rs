@@ -35,6 +35,7 @@ mod barlowtwins;
 mod bounds;
 mod byol;
 pub(crate) mod check;
+mod classification;
 mod collective;
 mod data2vec;
 mod dino;

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::network::FrozenEntry;
 use super::{
-    LabelFacts, Method, MethodContext, MethodRecipe, barlowtwins, byol, data2vec, dino, dinov2, dinov3,
-    dinov3distillation, distillation, ibot, ijepa, lejepa, mae, mocov3, simclr, swav, vicreg,
+    LabelFacts, Method, MethodContext, MethodRecipe, barlowtwins, byol, classification, data2vec, dino,
+    dinov2, dinov3, dinov3distillation, distillation, ibot, ijepa, lejepa, mae, mocov3, simclr, swav, vicreg,
 };
 #[cfg(test)]
 use super::{toy, toymasked};
@@ -121,6 +121,8 @@ methods! {
     Byol => byol,
     /// Joint embeddings of equal views, whose channels vary, each by itself.
     Vicreg => vicreg,
+    /// Classification: the classes of images are learned from labels.
+    Classification => classification,
     /// Prediction of the scores of other views: for tests.
     #[cfg(test)]
     Toy => toy,

@@ -159,6 +159,15 @@ impl ViewsConfig {
         }
     }
 
+    /// Reduces views that are listed one by one to `size_px`, if they are larger.
+    pub fn limit_sizes(&mut self, size_px: u32) {
+        if let Self::Custom(views) = self {
+            for crop in &mut views.crops {
+                crop.size_px = crop.size_px.min(size_px);
+            }
+        }
+    }
+
     /// Removes all choices of sizes but the first, and returns whether there were several.
     pub fn keep_first_choice(&mut self) -> bool {
         match self {

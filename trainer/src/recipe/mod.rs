@@ -96,7 +96,7 @@ pub struct Recipe {
     pub data: DataConfig,
     /// Architecture of the backbone.
     pub model: ModelConfig,
-    /// Self-supervised method, with its settings.
+    /// Method, with its settings.
     pub method: MethodConfig,
     /// Views that are made of an image.
     pub views: ViewsConfig,

@@ -1,0 +1,305 @@
+//! `ocelli finetune`: trains a classifier on labeled shards, from weights of any library, and
+//! scores it on others. The same command continues a run.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::bail;
+use augment::Transform;
+use eval::image_sets::SplitShards;
+use eval::{Classified, ImageSet};
+use kernels::device::Device;
+use pipeline::Storage;
+use pipeline::words::{counted, thousands};
+use serde_json::json;
+use session::{Classifier, Initial, NetworkSettings, Session, classified_images, initial_preprocessing};
+use trainer::run::Outcome;
+use trainer::run::fault::Fault;
+use trainer::{Plan, Recipe};
+use weights::{Format, Preprocessing};
+
+use super::pretrain::{
+    Probes, Trained, check_format, export, load_recipe, pretrain, print_bad_samples, print_done,
+    print_stopped, write_report,
+};
+use crate::cluster::compute;
+use crate::console::say;
+use crate::exit::PREEMPTED;
+use crate::initial::hints_for_run;
+use crate::network_flags::WeightFlags;
+use crate::progress::{Activity, StageBar};
+use crate::run_end::{EndedRun, print_scores};
+
+/// Key of the size of views that are listed one by one.
+const SIZE_KEY: &str = "views.crops.0.size_px";
+
+/// Flags of `finetune`.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+        ocelli finetune --checkpoint w.pth --shards a/ --val-shards b/ --workdir r\n  \
+        ocelli finetune --recipe classify_cifar --shards a --val-shards b --workdir r")]
+pub(crate) struct Args {
+    /// Weights to start from. They are a file or folder from DINO, DINOv2, DINOv3, timm,
+    /// torchvision, transformers or `ocelli export`, or a run. A recipe with a backbone of its own
+    /// starts from random weights without them.
+    #[arg(long, value_name = "WEIGHTS")]
+    checkpoint: Option<PathBuf>,
+    /// Labeled shards or folders to train on, instead of the recipe's. A folder has one sub-folder
+    /// per class; shards have classes as for `ocelli probe`.
+    #[arg(long, num_args = 1..)]
+    shards: Vec<String>,
+    /// Labeled shards or folders to score the classifier on. Their classes are those of the
+    /// training images.
+    #[arg(long, value_name = "SHARDS", num_args = 1.., required = true)]
+    val_shards: Vec<String>,
+    /// Folder for the plan, metrics and checkpoints. If it already holds a run, the run resumes.
+    #[arg(long)]
+    workdir: PathBuf,
+    /// Recipe: a name, such as finetune or classify_cifar, or a file.
+    #[arg(long, default_value = "finetune")]
+    recipe: String,
+    /// Override a recipe value: `--set optim.batch_size=32`. Can be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Export the backbone after the last step, into the folder export-FORMAT of the work
+    /// directory: safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx.
+    #[arg(long, value_name = "FORMAT")]
+    export: Option<Format>,
+    #[command(flatten)]
+    weights: WeightFlags,
+    #[command(flatten)]
+    compute: compute::ComputeFlags,
+    /// Resume a run even if its optim.length has increased. Schedules that depend on the length of
+    /// the run jump.
+    #[arg(long, hide_short_help = true)]
+    lengthen: bool,
+    /// Inject a fault: `kill:rank=1,step=5,phase=backward`; also hang, slow, nan, product. Phases:
+    /// targets, forward, head, backward, data, update, checkpoint.
+    #[arg(long, value_name = "WHAT:WHERE", hide_short_help = true)]
+    inject_fault: Option<Fault>,
+    /// Print a line of JSON at the end: steps, seconds, workdir, top1, interval; with --export:
+    /// export.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let initial = Initial {
+        weights: args.checkpoint.clone(),
+        hints: hints_for_run(&args.weights)?,
+        fork: None,
+        lengthen: args.lengthen,
+    };
+    let mut recipe = load_recipe(&args.recipe, &args.overrides, &args.shards, &args.workdir, &initial)?;
+    if recipe.method.classes().is_none() {
+        bail!(
+            "recipe {} trains without labels, as `ocelli pretrain` does: to train a classifier, pass \
+             --recipe finetune, or leave it out",
+            recipe.name
+        );
+    }
+    let launch = compute::launch()?;
+    let rank = launch.rank;
+    let weights = recipe.init.as_ref().map(|init| init.weights.as_str());
+    if let Some(preprocessing) = initial_preprocessing(&initial, &args.workdir, weights)? {
+        let notes = adopt_preprocessing(&mut recipe, &preprocessing, &args.overrides);
+        if rank == 0 {
+            notes.into_iter().for_each(say);
+        }
+    }
+    check_format(args.export, &recipe)?;
+    let start = Instant::now();
+    let session = Session {
+        recipe,
+        workdir: args.workdir.clone(),
+        device: args.compute.open(&launch)?,
+        engine: args.compute.engine,
+        launch,
+        initial,
+        fault: args.inject_fault.clone(),
+        stop: Arc::default(),
+    };
+    let mut validation = None;
+    let Trained { plan, outcome, dataset } = pretrain(session, storage, |plan| {
+        // Before the first step, so that classes that do not fit are told in time.
+        if rank == 0 {
+            validation = Some(open_validation(args, plan, storage)?);
+        }
+        Ok(Probes::default())
+    })?;
+    if outcome == Outcome::Stopped {
+        if rank == 0 {
+            print_stopped(&args.workdir);
+        }
+        return Ok(ExitCode::from(PREEMPTED));
+    }
+    // Rank 0 has opened them.
+    let Some(validation) = validation else { return Ok(ExitCode::SUCCESS) };
+    print_bad_samples(&args.workdir);
+    let device = args.compute.device.open(0)?.device;
+    let classified = score(&args.workdir, &validation, &device)?;
+    write_report(&args.workdir, storage, &device);
+    print_scores(&args.workdir);
+    let exported = export(&args.workdir, args.export)?;
+    let shards = plan.recipe.data.shard_lists();
+    let ended = EndedRun {
+        workdir: &args.workdir,
+        plan: &plan,
+        dataset: &dataset,
+        probe_train: &shards,
+        probe_test: &args.val_shards,
+        is_exported: exported.is_some(),
+    };
+    ended.print_next();
+    print_classified(&classified, &validation);
+    if args.json {
+        let seconds = start.elapsed().as_secs_f64();
+        let mut line = json!({
+            "steps": plan.total_steps,
+            "seconds": seconds,
+            "workdir": args.workdir,
+            "top1": classified.outcome.value(),
+            "interval": classified.outcome.interval(),
+        });
+        if let Some(path) = &exported {
+            line["export"] = json!(path);
+        }
+        out!("{line}");
+    } else {
+        print_done(&plan, &args.workdir);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Takes over the preprocessing of the weights: the channels, bits, decoding and normalization of
+/// images, and their size for views that are larger. What `overrides` set is kept. Returns a note
+/// on each value that has changed.
+fn adopt_preprocessing(
+    recipe: &mut Recipe,
+    preprocessing: &Preprocessing,
+    overrides: &[String],
+) -> Vec<String> {
+    let before = recipe.clone();
+    let data = &mut recipe.data;
+    let pixels = &preprocessing.pixels;
+    let n_channels = pixels.normalization.n_channels();
+    if !is_set(overrides, "data.channels") && recipe.model.n_channels() == n_channels {
+        data.channels = n_channels;
+    }
+    if !is_set(overrides, "data.normalization") && data.channels == n_channels {
+        data.normalization = pixels.normalization.clone();
+    }
+    if !is_set(overrides, "data.bits") {
+        data.depth = pixels.depth;
+    }
+    let decoding = preprocessing.decoding;
+    if !is_set(overrides, "data.apply_exif") {
+        data.apply_exif = decoding.apply_exif;
+    }
+    if !is_set(overrides, "data.background") {
+        data.background = decoding.background;
+    }
+    if !is_set(overrides, "data.bits_used") {
+        data.bits_used = decoding.bits_used;
+    }
+    if !is_set(overrides, "data.no_data") {
+        data.no_data = decoding.no_data;
+    }
+    let mut notes = changed_data(&before, recipe);
+    if !is_set(overrides, SIZE_KEY) {
+        // The positions of a network may be of smaller images than its file says.
+        let size_px = preprocessing.transform.size_px.min(recipe.model.image_px() as u32);
+        recipe.views.limit_sizes(size_px);
+        if recipe.views != before.views {
+            notes.push(format!(
+                "note: views have {size_px} px, as for the weights; --set {SIZE_KEY}=… sets it"
+            ));
+        }
+    }
+    notes
+}
+
+/// Returns whether `overrides` set `key`, a part of it, or the section that it is in.
+fn is_set(overrides: &[String], key: &str) -> bool {
+    overrides.iter().filter_map(|entry| entry.split_once('=')).any(|(path, _)| {
+        let path = path.trim();
+        is_within(path, key) || is_within(key, path)
+    })
+}
+
+/// Returns whether the key `path` is `outer` or within it.
+fn is_within(path: &str, outer: &str) -> bool {
+    path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+/// Returns a note on each key of the data whose value differs in two recipes.
+fn changed_data(before: &Recipe, after: &Recipe) -> Vec<String> {
+    let known = before.values();
+    let mut notes = Vec::new();
+    for (key, value) in after.values() {
+        let is_known = known.iter().any(|(other, known)| *other == key && *known == value);
+        if key.starts_with("data.") && !is_known {
+            notes.push(format!("note: {key} is {value}, as for the weights; --set {key}=… sets it"));
+        }
+    }
+    notes
+}
+
+/// Opens the images to score the classifier of `plan` on.
+fn open_validation(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<ImageSet> {
+    let _activity = Activity::new("opening the validation images …");
+    let images = SplitShards { test: args.val_shards.clone(), ..SplitShards::default() };
+    let transform = Transform::new(plan.recipe.evaluated_px() as u32);
+    let images = images.open_test(transform, plan.recipe.data.rules(), storage)?;
+    // The plan of a run has the classes of its images.
+    let classes = plan.recipe.method.classes().unwrap_or_default();
+    Ok(classified_images(images, classes)?)
+}
+
+/// Scores the classifier of the run in `workdir` on `validation`, and records the result in the
+/// run.
+fn score(workdir: &Path, validation: &ImageSet, device: &Device) -> anyhow::Result<Classified> {
+    let classifier = Classifier::open(workdir, &NetworkSettings::default(), device)?;
+    let classified = classifier.score(validation, None, &StageBar::named("validation"))?;
+    let row = classifier.row(&classified, validation, workdir)?;
+    classifier.network.record(workdir, &[row])?;
+    Ok(classified)
+}
+
+/// Prints the share of the validation images that are classified correctly, with its interval.
+fn print_classified(classified: &Classified, validation: &ImageSet) {
+    let n_classes = classified.outcome.n_classes() as u64;
+    out!(
+        "{} of {}, {}",
+        counted(classified.n_images as u64, "image"),
+        validation.name,
+        counted(n_classes, "class")
+    );
+    if classified.n_bad > 0 {
+        let unusable = thousands(classified.n_bad as u64);
+        out!("{unusable} more cannot be decoded and are left out; run `ocelli shards verify` to see why");
+    }
+    let [low, high] = classified.outcome.interval();
+    out!("top-1 in %  {:.2} ({low:.1} - {high:.1})", classified.outcome.value());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_set_with_its_section_or_with_a_part_of_it() {
+        for (entry, expected) in [
+            ("data.normalization={mean=[0.5],std=[0.5]}", true),
+            ("data.normalization.mean=[0.5]", true),
+            (" data = {}", true),
+            ("data.normalizations=1", false),
+            ("data.bits=16", false),
+            ("optim.lr=1", false),
+        ] {
+            assert_eq!(is_set(&[entry.to_string()], "data.normalization"), expected, "{entry}");
+        }
+    }
+}
