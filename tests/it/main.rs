@@ -45,6 +45,8 @@ mod examples;
 mod faults;
 /// Shards from servers, stores and commands, over connections that break.
 mod fetch;
+/// Classifiers that are trained with labels.
+mod finetune;
 /// Time and memory that a run says it needs.
 mod forecast;
 /// Shards that other tools wrote.

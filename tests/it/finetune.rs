@@ -1,0 +1,309 @@
+//! Classifiers that are trained with labels: where labels come from, what a run with them leaves
+//! behind, and what is refused.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::Path;
+use std::process::Output;
+use std::sync::Arc;
+
+use burn_tensor::Device;
+use serde_json::Value;
+use session::{Classifier, NetworkSettings, Session};
+use trainer::Recipe;
+
+use crate::messages::{check_message, lines_with};
+use crate::methods::{LEJEPA, VIT, recipe};
+use crate::parquet_sets::write_labeled;
+use crate::support::{World, fails, json_of, metrics, ok, samples};
+
+/// Classes of the images, in the order in which a classifier has them.
+const CLASSES: [&str; 2] = ["cat", "dog"];
+
+/// Colors of the images of the classes.
+const COLORS: [[u8; 3]; 2] = [[140, 10, 20], [10, 20, 140]];
+
+/// The method, as a recipe names it.
+const CLASSIFICATION: &str = "name = 'classification'";
+
+/// Writes images of about the color `rgb` into `folder`, which is created: one, different from all
+/// others, for each of `numbers`, which are below 20.
+fn write_images(folder: &Path, numbers: Range<u8>, rgb: [u8; 3]) {
+    fs::create_dir_all(folder).unwrap();
+    for number in numbers {
+        let image = image::RgbImage::from_fn(20, 20, |x, y| {
+            let shade = (3 * x + 2 * y) as u8 + number;
+            image::Rgb(rgb.map(|channel| channel + shade))
+        });
+        image.save(folder.join(format!("{number}.png"))).unwrap();
+    }
+}
+
+/// Writes images of both classes into sub-folders of the folder `name`.
+fn write_classes(world: &World, name: &str, numbers: Range<u8>) {
+    for (class, rgb) in CLASSES.into_iter().zip(COLORS) {
+        write_images(&world.path(name).join(class), numbers.clone(), rgb);
+    }
+}
+
+/// Returns a folder with images of two classes to train on, in `sets/train`, and to score a
+/// classifier on, in `sets/val`; recipes of a classifier, with a backbone of its own or with that
+/// of the weights; and a recipe that needs no labels.
+fn prepare() -> World {
+    let world = World::new(2);
+    write_classes(&world, "sets/train", 0..12);
+    write_classes(&world, "sets/val", 12..20);
+    fs::write(world.path("alone.toml"), recipe(VIT, CLASSIFICATION, 0, "")).unwrap();
+    fs::write(world.path("classifier.toml"), recipe("arch = 'from_init'", CLASSIFICATION, 0, "")).unwrap();
+    fs::write(world.path("lejepa.toml"), recipe(VIT, LEJEPA, 2, "")).unwrap();
+    world
+}
+
+/// Runs `ocelli finetune` with a recipe of the folder on the images in `train` in the folder `run`;
+/// the classifier is scored on those in `val`.
+fn finetune_on(world: &World, recipe: &str, sets: [&str; 2], run: &str, more: &[&str]) -> Output {
+    let [train, val] = sets.map(|set| world.text(set));
+    let recipe = world.text(recipe);
+    let workdir = world.text(run);
+    let args = ["finetune", "--recipe", &recipe, "--shards", &train, "--val-shards", &val];
+    world.ocelli(&[&args[..], &["--workdir", &workdir], more].concat())
+}
+
+/// Runs `ocelli finetune` on the images of both classes, from the weights of the run `weights`.
+fn finetune(world: &World, weights: &str, run: &str, more: &[&str]) -> Output {
+    let weights = world.text(weights);
+    let more = [&["--checkpoint", &weights], more].concat();
+    finetune_on(world, "classifier.toml", ["sets/train", "sets/val"], run, &more)
+}
+
+/// Trains without labels in the folder `run`.
+fn pretrain(world: &World, run: &str, more: &[&str]) {
+    let recipe = world.text("lejepa.toml");
+    let shards = world.text("sets/train");
+    let workdir = world.text(run);
+    let args = ["pretrain", "--recipe", &recipe, "--shards", &shards, "--workdir", &workdir];
+    ok(&world.ocelli(&[&args[..], more].concat()));
+}
+
+/// Returns the plan of the run `run`.
+fn plan(world: &World, run: &str) -> toml::Table {
+    fs::read_to_string(world.path(run).join("plan.toml")).unwrap().parse().unwrap()
+}
+
+/// Returns the classes of the images of `set`, as a run has them, by the bytes of the images.
+fn classes_by_image(world: &World, set: &str) -> BTreeMap<Vec<u8>, Vec<String>> {
+    let mut recipe = Recipe::parse(&recipe(VIT, CLASSIFICATION, 0, ""), "alone", &[]).unwrap();
+    recipe.data.shards = vec![world.text(set)];
+    let session = Session::new(recipe, world.path("none")).unwrap();
+    let connected = session.open(&world.storage()).unwrap();
+    let dataset = Arc::clone(connected.dataset());
+    let labels = connected.labels().unwrap().clone();
+    let resolved = connected.resolve().unwrap();
+    let plan = resolved.plan();
+    assert_eq!(plan.n_samples, labels.n_labeled(), "an epoch shows the images that have a class");
+    let classes = plan.recipe.method.classes().unwrap();
+    assert_eq!(classes, CLASSES, "{set}");
+    let mut by_image = BTreeMap::new();
+    for (index, (_, image, _)) in samples(&dataset).into_iter().enumerate() {
+        let names = labels.classes(index).iter().map(|class| classes[*class as usize].clone());
+        by_image.insert(image, names.collect());
+    }
+    by_image
+}
+
+/// A folder of images per class, shards with numbers of classes and their list, and Parquet files
+/// with names give an image the same class; an image without one has none in all of them.
+#[test]
+fn labels_are_the_same_in_folders_shards_and_parquet_files() {
+    let world = prepare();
+    fs::rename(world.path("sets/train/dog/11.png"), world.path("sets/train/neither.png")).unwrap();
+    let mut expected = BTreeMap::new();
+    let mut images = Vec::new();
+    let mut numbers = Vec::new();
+    for number in 0..12 {
+        for (label, class) in CLASSES.into_iter().enumerate() {
+            let Ok(image) = fs::read(world.path(&format!("sets/train/{class}/{number}.png"))) else {
+                continue;
+            };
+            expected.insert(image.clone(), vec![class.to_string()]);
+            images.push(image);
+            numbers.push(label as i64);
+        }
+    }
+    let neither = fs::read(world.path("sets/train/neither.png")).unwrap();
+    expected.insert(neither.clone(), Vec::new());
+    images.push(neither);
+    numbers.push(-1);
+    fs::create_dir(world.path("sets/hub")).unwrap();
+    write_labeled(&world.path("sets/hub/train.parquet"), &images, &numbers);
+    ok(&world.ocelli(&["shards", "pack", &world.text("sets/train"), "--out", &world.text("sets/packed")]));
+    for set in ["sets/train", "sets/packed", "sets/hub"] {
+        assert!(classes_by_image(&world, set) == expected, "{set}: classes of images differ");
+    }
+}
+
+/// From the weights of a run without labels to a classifier that is better than chance, whose score
+/// is printed and recorded, and whose run is a run as any other.
+#[test]
+fn a_classifier_is_trained_from_weights_and_scored() {
+    let world = prepare();
+    pretrain(&world, "a", &[]);
+    let output = finetune(&world, "a", "f", &["--set", "optim.length={steps=60}", "--json"]);
+    ok(&output);
+    let answer = json_of(&output);
+    let top1 = answer["top1"].as_f64().unwrap();
+    assert!(top1 > 75.0, "{answer}");
+    let interval = answer["interval"].as_array().unwrap();
+    assert!(interval[0].as_f64().unwrap() <= top1 && top1 <= interval[1].as_f64().unwrap(), "{answer}");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(stdout.contains(&format!("top-1 in %  {top1:.2} (")), "{stdout}");
+    assert!(stdout.contains("16 images of sets/val, 2 classes"), "{stdout}");
+
+    let method = &plan(&world, "f")["recipe"]["method"];
+    let classes: Vec<&str> =
+        method["classes"].as_array().unwrap().iter().map(|class| class.as_str().unwrap()).collect();
+    assert_eq!(classes, CLASSES);
+    let rows = metrics(&world.path("f"));
+    assert_eq!(rows.len(), 60);
+    assert!(rows.iter().all(|row| (0.0..=100.0).contains(&row["train/accuracy"].as_f64().unwrap())));
+    let evaluations = fs::read_to_string(world.path("f/evaluations.jsonl")).unwrap();
+    let row: Value = serde_json::from_str(evaluations.lines().last().unwrap()).unwrap();
+    assert_eq!((&row["metric"], &row["about"]["step"]), (&"top1".into(), &60.into()), "{row}");
+
+    let run = world.text("f");
+    let listed = json_of(&world.ocelli(&["runs", &run, "--json"]))[0].clone();
+    let best = &listed["best"];
+    assert_eq!((&best["metric"], best["value"].as_f64()), (&"top1".into(), Some(top1)), "{listed}");
+    let train = world.text("sets/train");
+    let val = world.text("sets/val");
+    let probe = ["probe", "--checkpoint", &run, "--train", &train, "--test", &val, "--protocol", "knn"];
+    ok(&world.ocelli(&probe));
+    let features = world.text("features.npy");
+    ok(&world.ocelli(&["embed", "--checkpoint", &run, "--shards", &val, "--out", &features]));
+    let exported = world.text("backbone.safetensors");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &exported]));
+    ok(&world.ocelli(&["report", &run]));
+    // The backbone is one to start from, without the classifier.
+    ok(&finetune(&world, "f", "again", &["--set", "optim.length={steps=4}"]));
+}
+
+/// Killed in its seventh step, a run resumes from the checkpoint of the fourth, with the same
+/// labels for the same images.
+#[test]
+fn a_killed_run_resumes_with_the_same_bits() {
+    let world = prepare();
+    pretrain(&world, "a", &["--set", "optim.length={steps=4}"]);
+    ok(&finetune(&world, "a", "whole", &[]));
+    let killed = finetune(&world, "a", "parts", &["--inject-fault", "kill:step=6,phase=backward"]);
+    assert_eq!(killed.status.code(), None);
+    ok(&finetune(&world, "a", "parts", &[]));
+    assert_eq!(metrics(&world.path("parts")), metrics(&world.path("whole")));
+    let weights = "checkpoints/step-0000000012/rank-00000.safetensors";
+    let resumed = fs::read(world.path("parts").join(weights)).unwrap();
+    let expected = fs::read(world.path("whole").join(weights)).unwrap();
+    assert!(resumed == expected, "weights differ");
+}
+
+/// A run goes on only with the labels that it began with: other classes, and images that have
+/// another class than before, are refused.
+#[test]
+fn a_run_is_not_resumed_with_other_labels() {
+    let world = prepare();
+    let more = ["--set", "optim.length={steps=2}"];
+    let sets = ["sets/train", "sets/val"];
+    ok(&finetune_on(&world, "alone.toml", sets, "run", &more));
+    let before = metrics(&world.path("run"));
+    fs::rename(world.path("sets/train/cat/0.png"), world.path("sets/train/dog/100.png")).unwrap();
+    let output = finetune_on(&world, "alone.toml", sets, "run", &more);
+    check_message("finetune::a_run_is_not_resumed_with_other_labels.images", &fails(&output, 2));
+    write_images(&world.path("sets/train/owl"), 0..2, [90, 90, 90]);
+    let output = finetune_on(&world, "alone.toml", sets, "run", &more);
+    check_message("finetune::a_run_is_not_resumed_with_other_labels.classes", &fails(&output, 2));
+    assert_eq!(metrics(&world.path("run")), before);
+}
+
+/// The normalization of weights is that of the images unless the command sets another.
+#[test]
+fn images_are_normalized_as_for_the_weights() {
+    let world = prepare();
+    let half = "data.normalization={mean=[0.5,0.5,0.5],std=[0.25,0.25,0.25]}";
+    let other = "data.normalization={mean=[0.4,0.4,0.4],std=[0.2,0.2,0.2]}";
+    pretrain(&world, "a", &["--set", "optim.length={steps=2}", "--set", half]);
+    let steps = ["--set", "optim.length={steps=2}"];
+    let stderr = ok(&finetune(&world, "a", "taken", &steps));
+    let note = lines_with(&stderr, "note: data.normalization.");
+    assert!(note.contains("as for the weights; --set data.normalization."), "{note}");
+    ok(&finetune(&world, "a", "given", &[&steps[..], &["--set", other]].concat()));
+    for (run, expected) in [("taken", [0.5, 0.25]), ("given", [0.4, 0.2])] {
+        let plan = plan(&world, run);
+        let normalization = &plan["recipe"]["data"]["normalization"];
+        for (key, expected) in ["mean", "std"].into_iter().zip(expected) {
+            let values = normalization[key].as_array().unwrap();
+            assert!(
+                values.iter().all(|value| (value.as_float().unwrap() - expected).abs() < 1e-6),
+                "{run}: {normalization}"
+            );
+        }
+    }
+}
+
+/// Images without a class are counted, and neither shown nor scored.
+#[test]
+fn images_without_a_class_are_left_out() {
+    let world = prepare();
+    write_images(&world.path("sets/train"), 0..2, [90, 90, 90]);
+    write_images(&world.path("sets/val"), 12..14, [90, 90, 90]);
+    let more = ["--set", "optim.length={steps=2}"];
+    let output = finetune_on(&world, "alone.toml", ["sets/train", "sets/val"], "run", &more);
+    let stderr = ok(&output);
+    check_message("finetune::images_without_a_class_are_left_out", &lines_with(&stderr, "have no class"));
+    assert_eq!(plan(&world, "run")["n_samples"].as_integer(), Some(24));
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(stdout.contains("16 images of sets/val"), "{stdout}");
+}
+
+/// What cannot be learned from, or scored, is refused before the first step, with what to do.
+#[test]
+fn labels_and_weights_that_do_not_fit_are_refused() {
+    const NAME: &str = "finetune::labels_and_weights_that_do_not_fit_are_refused";
+    let world = prepare();
+    write_images(&world.path("sets/flat"), 0..4, COLORS[0]);
+    write_images(&world.path("sets/one/cat"), 0..4, COLORS[0]);
+    write_classes(&world, "sets/several", 0..2);
+    fs::write(world.path("sets/several/dog/1.cls"), "cat\ndog\n").unwrap();
+    write_classes(&world, "sets/strange", 0..2);
+    write_images(&world.path("sets/strange/owl"), 0..2, [90, 90, 90]);
+    let sets = ["sets/train", "sets/val"];
+    let unlisted = ["--set", "method.classes=[\"cat\",\"owl\"]"];
+    let unused = ["--set", "method.classes=[\"cat\",\"dog\",\"owl\"]"];
+    let cases: [(&str, &str, [&str; 2], &[&str]); 8] = [
+        ("no_class", "alone.toml", ["sets/flat", "sets/val"], &[]),
+        ("one_class", "alone.toml", ["sets/one", "sets/val"], &[]),
+        ("several_classes", "alone.toml", ["sets/several", "sets/val"], &[]),
+        ("unlisted", "alone.toml", sets, &unlisted),
+        ("unused", "alone.toml", sets, &unused),
+        ("validation_without_class", "alone.toml", ["sets/train", "sets/flat"], &[]),
+        ("validation_of_other_classes", "alone.toml", ["sets/train", "sets/strange"], &[]),
+        ("no_labels", "lejepa.toml", sets, &[]),
+    ];
+    for (name, recipe, sets, more) in cases {
+        let output = finetune_on(&world, recipe, sets, name, more);
+        check_message(&format!("{NAME}.{name}"), &fails(&output, 2));
+        assert!(!world.path(name).join("checkpoints").exists(), "{name}");
+    }
+    let train = world.text("sets/train");
+    let workdir = world.text("no_weights");
+    let args = ["finetune", "--shards", &train, "--val-shards", &train, "--workdir", &workdir];
+    check_message(&format!("{NAME}.no_weights"), &fails(&world.ocelli(&args), 2));
+}
+
+/// A run without labels has no classifier to score.
+#[test]
+fn a_run_without_labels_is_no_classifier() {
+    let world = prepare();
+    pretrain(&world, "a", &["--set", "optim.length={steps=1}"]);
+    let opened = Classifier::open(&world.path("a"), &NetworkSettings::default(), &Device::flex());
+    let error = opened.err().unwrap().to_string();
+    check_message("finetune::a_run_without_labels_is_no_classifier", &error);
+}
