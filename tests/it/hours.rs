@@ -123,6 +123,7 @@ fn times_on_two_ranks(world: &World) -> Vec<RunTimes> {
                 let job = Job {
                     plan,
                     dataset: Arc::clone(dataset),
+                    labels: None,
                     workdir,
                     stop,
                     device: Device::flex(),

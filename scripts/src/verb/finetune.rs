@@ -86,6 +86,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let start = Instant::now();
     let initial = Initial {
         weights: args.checkpoint.clone(),
         hints: hints_for_run(&args.weights)?,
@@ -110,7 +111,6 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         }
     }
     check_format(args.export, &recipe)?;
-    let start = Instant::now();
     let session = Session {
         recipe,
         workdir: args.workdir.clone(),
@@ -120,6 +120,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         initial,
         fault: args.inject_fault.clone(),
         stop: Arc::default(),
+        started: start,
     };
     let mut validation = None;
     let Trained { plan, outcome, dataset } = pretrain(session, storage, |plan| {

@@ -214,7 +214,7 @@ mod tests {
         let [b, v, _] = scores.dims();
         let features = vec![Tokens::vectors(Tensor::zeros([b * v, 2], &Device::flex()))];
         let heads = HeadOutputs::new(b, &features, [(HEAD, vec![HeadOutput::from_views(scores)])].into());
-        Outputs { features, heads, pixels: Vec::new() }
+        Outputs::new(features, heads)
     }
 
     /// Returns loss and accuracy of scores of `[2, 2, 3]` for images of the classes 2 and 0.

@@ -22,7 +22,7 @@ pub(super) fn print(args: &Args, hours: f64, storage: &Storage) -> anyhow::Resul
     let device = DeviceFlag::default().open()?;
     let wish = Wish {
         hours,
-        recipes: &recipes::BUILT_IN,
+        recipes: recipes::BUILT_IN,
         shards: &args.shards,
         overrides: &args.overrides,
         initial: &initial,
