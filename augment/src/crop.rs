@@ -28,6 +28,14 @@ impl CropBox {
         let bottom = u64::from(self.top_px) + u64::from(self.height_px);
         !is_empty && right <= u64::from(width_px) && bottom <= u64::from(height_px)
     }
+
+    /// Returns the rows of the box in `plane`, whose rows have `side` values.
+    pub(crate) fn rows_mut<T>(self, plane: &mut [T], side: usize) -> impl Iterator<Item = &mut [T]> {
+        let start = self.left_px as usize;
+        let end = start + self.width_px as usize;
+        let rows = plane.chunks_exact_mut(side).skip(self.top_px as usize).take(self.height_px as usize);
+        rows.map(move |row| &mut row[start..end])
+    }
 }
 
 /// Aspect ratios of torchvision's random-resized crop.

@@ -5,7 +5,7 @@
 //! from batch to batch, [`views`] makes them, [`seed`] is the counter-based RNG that makes every
 //! view a pure function of (run seed, epoch, sample, view, operation), and [`batch`] does all of it
 //! on N threads and returns ordered batches. Semantics are those of torchvision on Pillow 12,
-//! operation by operation.
+//! operation by operation, and of timm for [`erase`].
 //!
 //! The crate does not depend on files, shards, tensors or training.
 //!
@@ -19,6 +19,7 @@ mod coefficients;
 pub mod color;
 pub mod crop;
 pub mod decode;
+pub(crate) mod erase;
 pub(crate) mod error;
 pub mod facts;
 pub(crate) mod format;
@@ -45,6 +46,7 @@ pub const VIEWS_VERSION: u32 = 3;
 
 pub use batch::{Batch, BatchPool, EncodedImage, PoolConfig, SoftLabel, Source};
 pub use coefficients::Interpolation;
+pub use erase::Erase;
 pub use error::AugmentError;
 pub use format::{Depth, MAX_CHANNELS, PixelFormat};
 pub use image::Image;

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::coefficients::Interpolation;
 use crate::color::Jitter;
+use crate::erase::Erase;
 use crate::format::PixelFormat;
 use crate::seed::Operation;
 use crate::{AugmentError, SampleKey, ViewRng};
@@ -46,6 +47,9 @@ pub struct CropSpec {
     /// Probability with which each channel is set to 0 (at least one always remains); 0 by default.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub channel_drop_p: f32,
+    /// Random erasing; none by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub erase: Option<Erase>,
     /// Index of an earlier crop with the same number of views, whose boxes and flips this crop
     /// shares, at its own size and with its own colors. The `scale` and `flip_p` of the earlier
     /// crop apply.
@@ -148,10 +152,18 @@ impl CropSpec {
         }
     }
 
-    /// Returns the crop without changes of color and blur.
+    /// Returns the crop without changes of color, blur and random erasing.
     fn undistorted(&self) -> Self {
         let jitter = Jitter { brightness: 0.0, contrast: 0.0, saturation: 0.0, hue: 0.0, p: 0.0 };
-        Self { jitter, gray_p: 0.0, blur_p: 0.0, solarize_p: 0.0, channel_drop_p: 0.0, ..self.clone() }
+        Self {
+            jitter,
+            gray_p: 0.0,
+            blur_p: 0.0,
+            solarize_p: 0.0,
+            channel_drop_p: 0.0,
+            erase: None,
+            ..self.clone()
+        }
     }
 }
 
@@ -256,6 +268,7 @@ impl MultiCrop {
             solarize_p: 0.0,
             rotate_p: 0.0,
             channel_drop_p: 0.0,
+            erase: None,
             like: None,
             own_statistics: false,
         };
@@ -315,6 +328,9 @@ impl MultiCrop {
             let chances = [flip_p, gray_p, blur_p, solarize_p, rotate_p, channel_drop_p, crop.jitter.p];
             if !chances.iter().all(|p| (0.0..=1.0).contains(p)) {
                 return Err(invalid(i, "*_p", "probabilities must lie in 0..=1"));
+            }
+            if let Some(erase) = &crop.erase {
+                erase.check().map_err(|(field, reason)| invalid(i, field, reason))?;
             }
         }
         Ok(())
@@ -441,5 +457,11 @@ mod tests {
         multicrop.crops[2].scale = [0.5, 1.5];
         let error = multicrop.validate().expect_err("scale");
         assert!(matches!(&error, AugmentError::Recipe { field, .. } if field == "crops[2].scale"), "{error}");
+        let mut multicrop = MultiCrop::single(16);
+        multicrop.crops[0].erase =
+            Some(Erase { p: 0.25, area: [0.5, 0.1], noise_mean: 0.45, noise_std: 0.225 });
+        let error = multicrop.validate().expect_err("area");
+        let named = matches!(&error, AugmentError::Recipe { field, .. } if field == "crops[0].erase.area");
+        assert!(named, "{error}");
     }
 }

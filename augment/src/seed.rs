@@ -40,6 +40,8 @@ pub enum Operation {
     Rotate = 7,
     /// Choice of the channels that are dropped.
     ChannelDrop = 8,
+    /// Random erasing.
+    Erase = 9,
 }
 
 /// Stream of random numbers of one operation on one view.

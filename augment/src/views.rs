@@ -1,7 +1,8 @@
 //! Generation of the views of an image.
 //!
 //! ```text
-//! view = drop(p) ∘ solarize(p) ∘ blur(p, σ) ∘ gray(p) ∘ jitter(p) ∘ rotation(p) ∘ flip(p) ∘ resize ∘ random box
+//! view = erase(p) ∘ drop(p) ∘ solarize(p) ∘ blur(p, σ) ∘ gray(p) ∘ jitter(p) ∘ rotation(p) ∘ flip(p) ∘ resize
+//!        ∘ random box
 //! ```
 //!
 //! This is 8-bit RGB; other formats are in [`crate::bands`].
@@ -132,6 +133,17 @@ impl ViewMaker {
         }
         let mut rng = spec.rng(key, Operation::ChannelDrop);
         crop.drop_channels(&mut rng, self.view.channels_mut().into_iter());
+        if let Some(erase) = &crop.erase {
+            let mut rng = spec.rng(key, Operation::Erase);
+            if let Some(area) = erase.draw(&mut rng, crop.size_px) {
+                for plane in self.view.channels_mut() {
+                    for value in area.rows_mut(plane, crop.size_px as usize).flatten() {
+                        // `as` clamps to the range of the type.
+                        *value = erase.noise(&mut rng, 255.0).round_ties_even() as u8;
+                    }
+                }
+            }
+        }
         Ok(())
     }
 }
@@ -139,7 +151,7 @@ impl ViewMaker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BlurRule;
+    use crate::{BlurRule, Erase};
     use proptest::prelude::*;
 
     fn noise(width_px: u32, height_px: u32) -> Image {
@@ -203,6 +215,33 @@ mod tests {
 
     fn mean(bytes: &[u8]) -> f64 {
         bytes.iter().map(|byte| f64::from(*byte)).sum::<f64>() / bytes.len() as f64
+    }
+
+    /// One box of a view becomes noise, in all channels, and the rest of the view stays as it is.
+    #[test]
+    fn a_box_of_a_view_is_erased() {
+        let plain = MultiCrop::single(32);
+        let mut erasing = plain.clone();
+        erasing.crops[0].erase = Some(Erase { p: 0.5, area: [0.1, 0.3], noise_mean: 0.45, noise_std: 0.225 });
+        let mut n_erased = 0;
+        for sample in 0..40 {
+            let before = groups(&plain, sample).concat();
+            let after = groups(&erasing, sample).concat();
+            let changed: Vec<usize> = (0..3 * 1024).filter(|i| before[*i] != after[*i]).collect();
+            if changed.is_empty() {
+                continue;
+            }
+            n_erased += 1;
+            let rows = changed.iter().map(|i| i % 1024 / 32);
+            let columns = changed.iter().map(|i| i % 32);
+            let height = rows.clone().max().expect("a row") - rows.min().expect("a row") + 1;
+            let width = columns.clone().max().expect("a column") - columns.min().expect("a column") + 1;
+            let area = height * width;
+            assert!((85..=330).contains(&area), "{height} x {width}");
+            // Noise has the value of the pixel before by chance.
+            assert!(changed.len() > 3 * area * 9 / 10, "{} of {area}", changed.len());
+        }
+        assert!((10..=30).contains(&n_erased), "{n_erased} of 40");
     }
 
     /// A crop with `like` shows the same part of the image, with the same flip; without color

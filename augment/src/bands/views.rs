@@ -1,7 +1,7 @@
 //! Generation of views of an image of any number of channels.
 //!
 //! ```text
-//! view = drop(p) ∘ blur(p, σ) ∘ brightness and contrast(p) ∘ rotation(p) ∘ flip(p) ∘ resize ∘ random box
+//! view = erase(p) ∘ drop(p) ∘ blur(p, σ) ∘ brightness and contrast(p) ∘ rotation(p) ∘ flip(p) ∘ resize ∘ random box
 //! ```
 //!
 //! Boxes and flips equal those of 8-bit RGB for the same key.
@@ -68,6 +68,16 @@ impl BandViewMaker {
         clock.lap(Stage::Blur);
         let mut rng = spec.rng(key, Operation::ChannelDrop);
         crop.drop_channels(&mut rng, view.chunks_exact_mut(side * side));
+        if let Some(erase) = &crop.erase {
+            let mut rng = spec.rng(key, Operation::Erase);
+            if let Some(area) = erase.draw(&mut rng, crop.size_px) {
+                for plane in view.chunks_exact_mut(side * side) {
+                    for value in area.rows_mut(plane, side).flatten() {
+                        *value = erase.noise(&mut rng, image.depth.unit());
+                    }
+                }
+            }
+        }
         store(&view, image.depth, out);
         clock.lap(Stage::Other);
         Ok(())
@@ -132,8 +142,8 @@ mod tests {
         assert!(low_bytes.len() > 200, "{} values of the lower byte", low_bytes.len());
     }
 
-    /// The box and the flip of a view do not depend on the format, so that RGB as three bands has
-    /// nearly the same views.
+    /// The box, the flip and what is erased do not depend on the format, so that RGB as three bands
+    /// has nearly the same views.
     #[test]
     fn views_of_bands_equal_those_of_rgb_up_to_rounding() {
         // Values are far from 0 and 255: RGB is clamped between the passes of a resize.
@@ -142,7 +152,9 @@ mod tests {
         let rgb = crate::Rgb8::new(50, 40, bytes);
         let planes = crate::Planes::from(&rgb);
         let bands = Bands::from_bytes(&planes.data, crate::PixelFormat::RGB8, 50);
-        let multicrop = MultiCrop::single(24);
+        let mut multicrop = MultiCrop::single(24);
+        let erase = crate::Erase { p: 0.5, area: [0.1, 0.3], noise_mean: 0.45, noise_std: 0.1 };
+        multicrop.crops[0].erase = Some(erase);
         let mut maker = ViewMaker::default();
         for sample in 0..10 {
             let a = maker.make(&rgb.clone().into(), &multicrop, key(sample)).expect("views");
