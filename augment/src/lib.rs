@@ -4,8 +4,9 @@
 //! [`multicrop`] specifies the views that a method takes of an image, [`mix`] varies their sizes
 //! from batch to batch, [`views`] makes them, [`seed`] is the counter-based RNG that makes every
 //! view a pure function of (run seed, epoch, sample, view, operation), and [`batch`] does all of it
-//! on N threads and returns ordered batches. Semantics are those of torchvision on Pillow 12,
-//! operation by operation, and of timm for [`erase`].
+//! on N threads and returns ordered batches, whose images [`mixing`] mixes in pairs. Semantics are
+//! those of torchvision on Pillow 12, operation by operation, and of timm for [`erase`] and
+//! [`mixing`].
 //!
 //! The crate does not depend on files, shards, tensors or training.
 //!
@@ -28,6 +29,7 @@ pub mod hue;
 pub mod image;
 mod jpeg;
 pub(crate) mod mix;
+pub(crate) mod mixing;
 pub(crate) mod multicrop;
 mod pairs;
 mod pixels;
@@ -51,6 +53,7 @@ pub use error::AugmentError;
 pub use format::{Depth, MAX_CHANNELS, PixelFormat};
 pub use image::Image;
 pub use mix::{SizeChoice, ViewMix};
+pub use mixing::{Mixed, Mixing};
 pub use multicrop::{BlurRule, CropSpec, GroupSpec, MultiCrop};
 pub use pixels::{DecodeRules, Decoding, Rgb8};
 pub use planes::Planes;

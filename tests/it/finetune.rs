@@ -205,6 +205,34 @@ fn a_killed_run_resumes_with_the_same_bits() {
     assert!(resumed == expected, "weights differ");
 }
 
+/// Mixed and erased images are a function of the recipe and the step: a run that is killed resumes
+/// with the same bits, and its accuracy is one of mixed labels.
+#[test]
+fn a_run_on_mixed_images_resumes_with_the_same_bits() {
+    let world = prepare();
+    let mixed = [
+        "--set",
+        "method.mixup=0.8",
+        "--set",
+        "method.cutmix=1.0",
+        "--set",
+        "method.smoothing=0.1",
+        "--set",
+        "views.crops.0.erase={p=0.5}",
+    ];
+    let sets = ["sets/train", "sets/val"];
+    ok(&finetune_on(&world, "alone.toml", sets, "plain", &[]));
+    ok(&finetune_on(&world, "alone.toml", sets, "whole", &mixed));
+    let fault = ["--inject-fault", "kill:step=6,phase=backward"];
+    let killed = finetune_on(&world, "alone.toml", sets, "parts", &[&mixed[..], &fault].concat());
+    assert_eq!(killed.status.code(), None);
+    ok(&finetune_on(&world, "alone.toml", sets, "parts", &mixed));
+    assert_eq!(metrics(&world.path("parts")), metrics(&world.path("whole")));
+    assert_ne!(metrics(&world.path("plain")), metrics(&world.path("whole")));
+    let rows = metrics(&world.path("whole"));
+    assert!(rows.iter().all(|row| (0.0..=100.0).contains(&row["train/accuracy"].as_f64().unwrap())));
+}
+
 /// A run goes on only with the labels that it began with: other classes, and images that have
 /// another class than before, are refused.
 #[test]
@@ -277,12 +305,15 @@ fn labels_and_weights_that_do_not_fit_are_refused() {
     let sets = ["sets/train", "sets/val"];
     let unlisted = ["--set", "method.classes=[\"cat\",\"owl\"]"];
     let unused = ["--set", "method.classes=[\"cat\",\"dog\",\"owl\"]"];
-    let cases: [(&str, &str, [&str; 2], &[&str]); 8] = [
+    let odd = ["method.mixup=0.8", "optim.batch_size=3", "optim.micro_batches=1"];
+    let odd: Vec<&str> = odd.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    let cases: [(&str, &str, [&str; 2], &[&str]); 9] = [
         ("no_class", "alone.toml", ["sets/flat", "sets/val"], &[]),
         ("one_class", "alone.toml", ["sets/one", "sets/val"], &[]),
         ("several_classes", "alone.toml", ["sets/several", "sets/val"], &[]),
         ("unlisted", "alone.toml", sets, &unlisted),
         ("unused", "alone.toml", sets, &unused),
+        ("odd_batch", "alone.toml", sets, &odd),
         ("validation_without_class", "alone.toml", ["sets/train", "sets/flat"], &[]),
         ("validation_of_other_classes", "alone.toml", ["sets/train", "sets/strange"], &[]),
         ("no_labels", "lejepa.toml", sets, &[]),

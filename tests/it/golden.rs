@@ -5,7 +5,7 @@ use augment::crop::{CropBox, candidate, centered_fallback};
 use augment::hue::hue;
 use augment::resize::BoxResizer;
 use augment::solarize::solarize;
-use augment::{Planes, Rgb8, Transform};
+use augment::{Depth, Erase, Mixed, Planes, Rgb8, Transform, Views};
 
 fn golden(name: &str) -> Vec<u8> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/augment");
@@ -50,6 +50,61 @@ fn color_operations_equal_pillow() {
 /// Parses a field of a row of a CSV file.
 fn parse_u32(fields: &[&str], column: usize) -> u32 {
     fields[column].parse().unwrap()
+}
+
+/// Returns the fields of the rows of a CSV file, without the names of the columns.
+fn golden_rows(name: &str) -> Vec<Vec<String>> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/augment");
+    let text = std::fs::read_to_string(format!("{folder}/{name}.csv")).unwrap();
+    text.lines().skip(1).map(|line| line.split(',').map(String::from).collect()).collect()
+}
+
+/// Images after mixup and cutmix equal those of timm's `FastCollateMixup` byte for byte, for the
+/// same share and box, and so do the shares that they keep (`scripts/golden/mixing.py`).
+#[test]
+fn mixed_images_equal_timm() {
+    let mut images = Vec::new();
+    for bytes in golden("mixing_input").chunks_exact(3 * 12 * 12) {
+        images.push(Views { groups: vec![bytes.to_vec()] });
+    }
+    let rows = golden_rows("mixing");
+    assert_eq!(rows.len(), 6);
+    for row in rows {
+        let drawn = row[1].parse().unwrap();
+        let center = [row[2].parse().unwrap(), row[3].parse().unwrap()];
+        let mixed = if row[0].starts_with("mixup") {
+            Mixed::Blend { share: drawn }
+        } else {
+            Mixed::cut(drawn, center, 12).unwrap()
+        };
+        let share: f64 = row[4].parse().unwrap();
+        assert!((mixed.share() - share).abs() < 1e-12, "{row:?}");
+        let mut ours = images.clone();
+        let (first, second) = ours.split_at_mut(2);
+        for (first, second) in first.iter_mut().zip(second) {
+            mixed.mix_views(first, second, Depth::Eight);
+        }
+        let bytes: Vec<u8> = ours.into_iter().flat_map(|views| views.groups.concat()).collect();
+        assert!(bytes == golden(&format!("mixing_{}", row[0])), "{row:?}");
+    }
+}
+
+/// Boxes equal those of timm's `RandomErasing` for the same random numbers: of the first try that
+/// fits into the view (`scripts/golden/mixing.py`).
+#[test]
+fn erased_boxes_equal_timm() {
+    let rows = golden_rows("erased_boxes");
+    let mut n_retries = 0;
+    for row in &rows {
+        let size_px = row[0].parse().unwrap();
+        let drawn: Vec<f64> = row[1].split(' ').map(|number| number.parse().unwrap()).collect();
+        let mut tries = drawn.chunks_exact(2);
+        let sides = tries.find_map(|pair| Erase::sides(pair[0], pair[1], size_px));
+        assert_eq!(tries.len(), 0, "the same try is accepted: {row:?}");
+        assert_eq!(sides, Some([row[4].parse().unwrap(), row[5].parse().unwrap()]), "{row:?}");
+        n_retries += usize::from(drawn.len() > 2);
+    }
+    assert!(rows.len() > 150 && n_retries > 20, "{} boxes, {n_retries} retries", rows.len());
 }
 
 /// Boxes equal those of torchvision's `RandomResizedCrop.get_params` for the same random numbers:

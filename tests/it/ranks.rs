@@ -10,9 +10,11 @@ use trainer::bench::compare::difference;
 use trainer::bench::noise::{noise_batch, rank_share};
 use trainer::checkpoint::{Saver, resume};
 use trainer::recipe::plan::RankResources;
+use trainer::run::mixing::Mixer;
 use trainer::step::Trainer;
 use trainer::{Plan, Recipe, TrainError};
 
+use crate::methods::{VIT, recipe};
 use crate::support::TINY;
 
 /// Number of images of a global batch.
@@ -101,13 +103,18 @@ pub(crate) fn train(plan: &Plan, n_steps: u64) -> Trained {
 
 pub(crate) fn train_on(plan: &Plan, engines: Vec<Local>, n_steps: u64) -> Trained {
     let schedules = plan.schedules();
+    let mixer = Mixer::new(plan).unwrap();
     let ranks = on_engines(plan, engines, |mut trainer| {
         let topology = trainer.topology();
         let mut losses = Vec::new();
         let mut gauges = Vec::new();
         for step in 0..n_steps {
-            let batch =
+            let mut batch =
                 rank_share(noise_batch(&plan.multicrop(), plan.recipe.data.format(), BATCH, step), topology);
+            batch.index = step;
+            if let Some(mixer) = &mixer {
+                mixer.mix(&mut batch);
+            }
             let report = trainer.step(&batch, &schedules.at(step + 3)).unwrap();
             assert!(report.finite);
             losses.push(report.loss);
@@ -175,6 +182,55 @@ fn ranks_and_modes_give_the_same_bits() {
             assert!(trained.weights == expected.weights, "{world_size} ranks, {more:?}: weights differ");
         }
     }
+}
+
+/// Resolves the recipe of a classifier with `method` for `world_size` ranks.
+fn classifier(world_size: usize, method: &str) -> Plan {
+    let method = format!("name = 'classification'\nclasses = ['a', 'b', 'c']\nlabels = 'f'\n{method}");
+    let overrides = ["run.workers=1".to_string(), "optim.micro_batches=4".to_string()];
+    let recipe = Recipe::parse(&recipe(VIT, &method, 0, ""), "tiny", &overrides).unwrap();
+    let resources = RankResources { n_cores: 1, n_workers: 1, bytes: f64::MAX, is_gpu: false };
+    trainer::resolve(recipe, 100).unwrap().for_ranks(world_size, resources).unwrap()
+}
+
+/// Settings with mixup, cutmix and batches that are left as they are.
+const MIXED: &str = "smoothing = 0.1\nmixup = 0.8\ncutmix = 1.0\nmix_probability = 0.75";
+
+/// The images of a rank and their labels are mixed as in the whole batch.
+#[test]
+fn ranks_mix_as_in_the_whole_batch() {
+    let plan = classifier(1, MIXED);
+    let mixer = Mixer::new(&plan).unwrap().unwrap();
+    let mut n_mixed = 0;
+    for index in 0..24 {
+        let mut batch = noise_batch(&plan.multicrop(), plan.recipe.data.format(), BATCH, index);
+        batch.index = index;
+        let mut whole = batch.clone();
+        mixer.mix(&mut whole);
+        n_mixed += usize::from(whole != batch);
+        for world_size in [2, 4] {
+            let plan = classifier(world_size, MIXED);
+            for rank in 0..world_size {
+                let topology = plan.topology(rank).unwrap();
+                let mut share = rank_share(batch.clone(), topology);
+                mixer.mix(&mut share);
+                assert!(share == rank_share(whole.clone(), topology), "{index}: {rank} of {world_size}");
+            }
+        }
+    }
+    assert!((10..24).contains(&n_mixed), "{n_mixed} of 24 batches");
+}
+
+/// Training on mixed images is bit-identical on 1, 2 and 4 ranks for a number of micro-batches.
+#[test]
+fn ranks_train_on_mixed_images_with_the_same_bits() {
+    let expected = train(&classifier(1, MIXED), 6);
+    for world_size in [2, 4] {
+        let trained = train(&classifier(world_size, MIXED), 6);
+        assert!(trained == expected, "{world_size} ranks");
+    }
+    let plain = train(&classifier(1, "smoothing = 0.1"), 6);
+    assert!(plain.weights != expected.weights, "images are mixed");
 }
 
 /// Three ranks, which form no complete binary tree, are bit-identical to one rank with three

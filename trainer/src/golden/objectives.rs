@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use augment::MultiCrop;
+use augment::{Mixed, MultiCrop, SoftLabel};
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use kernels::ops::{softmax_rows, unit_rows};
@@ -238,4 +238,40 @@ fn ibot_equals_the_official_loss() {
         let center = Tensor::from_floats(&center[..], &Device::flex());
         golden.assert_values(&format!("{name}_after"), center, TOLERANCE);
     }
+}
+
+/// Returns outputs whose head has scored the views of one size, `[B, V, K]`.
+fn view_outputs(scores: Tensor<3>) -> Outputs {
+    let [b, v, _] = scores.dims();
+    let features = vec![Tokens::vectors(Tensor::zeros([b * v, 4], &Device::flex()))];
+    let heads = HeadOutputs::new(b, &features, [("head", vec![HeadOutput::from_views(scores)])].into());
+    Outputs::new(features, heads)
+}
+
+/// `mixup_target` and `SoftTargetCrossEntropy`: labels that are mixed and smoothed.
+#[test]
+fn classification_of_mixed_images_equals_timm() {
+    let golden = Golden::open("mixing");
+    let recipe = "name = 'classification'\nclasses = ['a', 'b', 'c', 'd', 'e']\nsmoothing = 0.1";
+    let classification = method(recipe, 0, 4);
+    let mixed = Mixed::Blend { share: f64::from(golden.values("share")[0]) };
+    let mut labels: Vec<SoftLabel> = Vec::new();
+    for class in golden.bytes("classes") {
+        labels.push(vec![(u32::from(class), 1.0)]);
+    }
+    let (first, second) = labels.split_at_mut(2);
+    for (first, second) in first.iter_mut().zip(second) {
+        mixed.mix_labels(first, second);
+    }
+    let scores = golden.tensor::<3>("scores").autodiff().require_grad();
+    let comm = Communicator::solo();
+    let detached = [view_outputs(scores.clone().inner())];
+    let labels = [labels];
+    let batch =
+        BatchOutputs { trained: &detached, others: &[], labels: &labels, columns: None, score: &|_, x| x };
+    let prepared = classification.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
+    let loss = prepared.micro_batch_loss(0, &view_outputs(scores.clone())).loss;
+    golden.assert_values("loss", loss.clone().inner(), TOLERANCE);
+    let gradient = scores.grad(&loss.backward()).unwrap();
+    golden.assert_values("grad", gradient.reshape([-1]), TOLERANCE);
 }

@@ -2,15 +2,19 @@
 //!
 //! ```text
 //! s = W f(x) + b          f(x) one vector per view, [D]; s the scores of C classes
-//! loss = mean -log softmax(s)[y]          over all views, y the class of their image
+//! t = (1 - ε) y + ε / C   y the shares of the classes of its image, Σ y = 1; ε the smoothing
+//! loss = mean -Σ t log softmax(s)         over all views
 //! ```
+//!
+//! y is 1 for the class of an image, unless images are mixed by mixup and cutmix
+//! ([`augment::Mixing`]), which is done before they reach the method.
 //!
 //! The labels are part of the batch. A run reads them from the data set, whose classes and
 //! fingerprint its plan records, so that it resumes only with the same labels.
 
 use std::collections::HashSet;
 
-use augment::{MultiCrop, SoftLabel};
+use augment::{Mixing, MultiCrop, SoftLabel};
 use burn_tensor::{Device, Tensor, TensorData};
 use kernels::ops::{Pairs, cross_entropy};
 use networks::ClassHead;
@@ -22,6 +26,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::check_bounds;
 use super::network::NetworkSpec;
 use super::{BatchLoss, BatchOutputs, LabelFacts, Method, MethodContext, MethodRecipe, MicroBatchLoss};
 
@@ -37,6 +42,12 @@ const UNKNOWN_CLASSES: usize = 1000;
 /// Largest standard deviation of initial weights.
 const MAX_STD: f32 = 1e3;
 
+/// Smallest and largest parameter of mixup and cutmix.
+const ALPHAS: [f64; 2] = [0.01, 100.0];
+
+/// What is subtracted from scores of classes that must not be the largest.
+const BEHIND: f32 = 1e30;
+
 /// Settings of classification, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -51,10 +62,67 @@ pub struct Config {
     /// Standard deviation of the initial weights of the classifier; 0.02 by default.
     #[serde(default = "default_head_std")]
     pub head_std: f32,
+    /// Label smoothing: share of an image's label that is distributed evenly over all classes; 0 by
+    /// default.
+    #[serde(default)]
+    pub smoothing: f64,
+    /// Mixup: the images of a batch are blended in pairs, and so are their labels. It is the
+    /// parameter of the Beta distribution of the shares; 0, the default, for none.
+    #[serde(default)]
+    pub mixup: f64,
+    /// Cutmix: the images of a batch swap boxes in pairs, and their labels are mixed by area. It is
+    /// the parameter of the Beta distribution of the areas; 0, the default, for none.
+    #[serde(default)]
+    pub cutmix: f64,
+    /// Probability that a batch is mixed, if mixup or cutmix is on; 1 by default.
+    #[serde(default = "default_mix_probability")]
+    pub mix_probability: f64,
+    /// Probability of cutmix instead of mixup, if both are on; 0.5 by default.
+    #[serde(default = "default_cutmix_probability")]
+    pub cutmix_probability: f64,
 }
 
 fn default_head_std() -> f32 {
     0.02
+}
+
+fn default_mix_probability() -> f64 {
+    1.0
+}
+
+fn default_cutmix_probability() -> f64 {
+    0.5
+}
+
+impl Config {
+    /// Checks smoothing and mixing.
+    ///
+    /// # Errors
+    /// A message with the key.
+    fn check_targets(&self) -> Result<(), String> {
+        check_bounds(&[
+            ("smoothing", self.smoothing, [0.0, 1.0]),
+            ("mix_probability", self.mix_probability, [0.0, 1.0]),
+            ("cutmix_probability", self.cutmix_probability, [0.0, 1.0]),
+        ])?;
+        let [low, high] = ALPHAS;
+        for (key, alpha) in [("mixup", self.mixup), ("cutmix", self.cutmix)] {
+            if alpha != 0.0 && !(low..=high).contains(&alpha) {
+                return Err(format!("method.{key} is {alpha} but must be 0 or lie in {low}..={high}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the mixing of images, if they are mixed.
+    fn mixing(&self) -> Option<Mixing> {
+        let Self { mixup, cutmix, .. } = *self;
+        if mixup == 0.0 && cutmix == 0.0 {
+            return None;
+        }
+        let probability = self.mix_probability;
+        Some(Mixing { mixup, cutmix, probability, cutmix_probability: self.cutmix_probability })
+    }
 }
 
 impl MethodRecipe for Config {
@@ -71,12 +139,20 @@ impl MethodRecipe for Config {
         if !(0.0..=MAX_STD).contains(&self.head_std) {
             return Err(format!("method.head_std is {} but must lie in 0..={MAX_STD}", self.head_std));
         }
+        self.check_targets()?;
         if cx.views.groups().len() != 1 {
             return Err("views: classification takes views of one size".into());
         }
         let n_classes = if self.classes.is_empty() { UNKNOWN_CLASSES } else { self.classes.len() };
         let width = cx.model.width();
-        Ok(Box::new(Classification { views: cx.views.clone(), width, n_classes, head_std: self.head_std }))
+        Ok(Box::new(Classification {
+            views: cx.views.clone(),
+            width,
+            n_classes,
+            head_std: self.head_std,
+            smoothing: self.smoothing,
+            mixing: self.mixing(),
+        }))
     }
 
     fn classes(&self) -> Option<&[String]> {
@@ -90,7 +166,18 @@ impl MethodRecipe for Config {
     #[cfg(test)]
     fn examples() -> Vec<(Self, MultiCrop)> {
         let classes = ["cat", "dog", "hen", "horse", "owl"].map(String::from).to_vec();
-        vec![(Self { classes, labels: "f".into(), head_std: 0.1 }, MultiCrop::single(16))]
+        let config = Self {
+            classes,
+            labels: "f".into(),
+            head_std: 0.1,
+            smoothing: 0.1,
+            // Mixed before images reach the method, which `tests/it/ranks.rs` covers.
+            mixup: 0.0,
+            cutmix: 0.0,
+            mix_probability: default_mix_probability(),
+            cutmix_probability: default_cutmix_probability(),
+        };
+        vec![(config, MultiCrop::single(16))]
     }
 }
 
@@ -101,11 +188,18 @@ struct Classification {
     n_classes: usize,
     /// Standard deviation of the head's initial weights.
     head_std: f32,
+    /// Share of a label that is distributed over all classes.
+    smoothing: f64,
+    mixing: Option<Mixing>,
 }
 
 impl Method for Classification {
     fn views(&self) -> &MultiCrop {
         &self.views
+    }
+
+    fn mixing(&self) -> Option<Mixing> {
+        self.mixing
     }
 
     fn networks(&self) -> Vec<NetworkSpec> {
@@ -133,7 +227,8 @@ impl Method for Classification {
         let mut targets = Vec::with_capacity(batch.trained.len());
         for (outputs, labels) in batch.trained.iter().zip(batch.labels) {
             assert_eq!(labels.len(), outputs.n_images(), "a label for every image");
-            targets.push(target_distributions(labels, self.n_classes, &outputs.features[0].x.device()));
+            let device = outputs.features[0].x.device();
+            targets.push(target_distributions(labels, self.n_classes, self.smoothing, &device));
         }
         Ok(Box::new(ClassificationLoss { targets }))
     }
@@ -150,16 +245,23 @@ impl Method for Classification {
 }
 
 /// Returns the distributions over `n_classes` that images with these labels should have,
-/// `[B, 1, C]`.
+/// `[B, 1, C]`: a share `smoothing` of each label belongs to all classes.
 ///
 /// # Panics
 /// If an image has no label: it would be trained to have no class, and runs do not show it.
-fn target_distributions(labels: &[SoftLabel], n_classes: usize, device: &Device) -> Tensor<3> {
-    let mut values = vec![0.0f32; labels.len() * n_classes];
+fn target_distributions(
+    labels: &[SoftLabel],
+    n_classes: usize,
+    smoothing: f64,
+    device: &Device,
+) -> Tensor<3> {
+    let of_all = (smoothing / n_classes as f64) as f32;
+    let of_label = (1.0 - smoothing) as f32;
+    let mut values = vec![of_all; labels.len() * n_classes];
     for (label, row) in labels.iter().zip(values.chunks_exact_mut(n_classes)) {
         assert!(!label.is_empty(), "an image without a label is never shown");
         for (class, share) in label {
-            row[*class as usize] += *share;
+            row[*class as usize] += of_label * *share;
         }
     }
     Tensor::from_data(TensorData::new(values, [labels.len(), 1, n_classes]), device)
@@ -182,10 +284,11 @@ impl BatchLoss for ClassificationLoss {
     }
 }
 
-/// Returns the percentage of views whose class has the largest of `scores`, `[B, V, C]`, where
-/// `targets` of `[B, 1, C]` are 1 for the class and 0 for all others: `[1]`.
+/// Returns the percentage of views in which a class with the largest share of `targets`,
+/// `[B, 1, C]`, has the largest of `scores`, `[B, V, C]`: `[1]`.
 fn accuracy_percent(scores: Tensor<3>, targets: Tensor<3>) -> Tensor<1> {
-    let score_of_class = (scores.clone() * targets).sum_dim(2);
+    let is_behind = (targets.clone() - targets.max_dim(2)).lower_elem(0.0).float();
+    let score_of_class = (scores.clone() - is_behind * BEHIND).max_dim(2);
     score_of_class.greater_equal(scores.max_dim(2)).float().mean() * 100.0
 }
 
@@ -201,7 +304,16 @@ mod tests {
 
     fn config(classes: &[&str]) -> Config {
         let classes = classes.iter().map(ToString::to_string).collect();
-        Config { classes, labels: "f".into(), head_std: 0.02 }
+        Config {
+            classes,
+            labels: "f".into(),
+            head_std: 0.02,
+            smoothing: 0.0,
+            mixup: 0.0,
+            cutmix: 0.0,
+            mix_probability: 1.0,
+            cutmix_probability: 0.5,
+        }
     }
 
     fn build(config: &Config, views: MultiCrop) -> Result<Box<dyn Method>, String> {
@@ -217,9 +329,10 @@ mod tests {
         Outputs::new(features, heads)
     }
 
-    /// Returns loss and accuracy of scores of `[2, 2, 3]` for images of the classes 2 and 0.
-    fn loss_and_accuracy(scores: &[f32; 12], labels: &[Vec<SoftLabel>]) -> [f32; 2] {
-        let method = build(&config(&["a", "b", "c"]), MultiCrop::single(16)).unwrap();
+    /// Returns loss and accuracy of scores of `[2, 2, 3]` for images with these labels.
+    fn loss_and_accuracy(scores: &[f32; 12], labels: &[Vec<SoftLabel>], smoothing: f64) -> [f32; 2] {
+        let config = Config { smoothing, ..config(&["a", "b", "c"]) };
+        let method = build(&config, MultiCrop::single(16)).unwrap();
         let scores = Tensor::<3>::from_data(TensorData::new(scores.to_vec(), [2, 2, 3]), &Device::flex());
         let detached = [outputs(scores.clone())];
         let score = &|_: &str, x: Tensor<3>| x;
@@ -238,7 +351,7 @@ mod tests {
     fn loss_is_the_cross_entropy_of_the_classes() {
         let scores: [f32; 12] = [0.0, 1.0, 2.0, 0.0, 0.0, 3.0, 2.0, 1.0, 0.0, 0.0, 1.0, 0.0];
         let labels: [Vec<SoftLabel>; 1] = [vec![vec![(2, 1.0)], vec![(0, 1.0)]]];
-        let [loss, accuracy] = loss_and_accuracy(&scores, &labels);
+        let [loss, accuracy] = loss_and_accuracy(&scores, &labels, 0.0);
         assert_eq!(accuracy, 75.0);
         let mut expected = 0.0;
         for (row, class) in scores.chunks_exact(3).zip([2, 2, 0, 0]) {
@@ -248,26 +361,52 @@ mod tests {
         assert!((f64::from(loss) - expected).abs() < 1e-6, "{loss} {expected}");
     }
 
+    /// A mixed image counts as a hit where the class that it has most of has the largest score.
+    #[test]
+    fn labels_are_mixed_and_smoothed() {
+        let scores: [f32; 12] = [0.0, 1.0, 2.0, 0.0, 3.0, 0.0, 2.0, 1.0, 0.0, 0.0, 1.0, 0.0];
+        let labels: [Vec<SoftLabel>; 1] = [vec![vec![(2, 0.75), (1, 0.25)], vec![(1, 0.5), (0, 0.5)]]];
+        let targets = [[0.1, 0.275, 0.625], [0.45, 0.45, 0.1]];
+        let [loss, accuracy] = loss_and_accuracy(&scores, &labels, 0.3);
+        assert_eq!(accuracy, 75.0, "of equal shares, either is a hit");
+        let mut expected = 0.0;
+        for (row, target) in scores.chunks_exact(3).zip([0, 0, 1, 1].map(|image| targets[image])) {
+            let sum: f64 = row.iter().map(|score| f64::from(*score).exp()).sum();
+            for (score, share) in row.iter().zip(target) {
+                expected += share * (sum.ln() - f64::from(*score)) / 4.0;
+            }
+        }
+        assert!((f64::from(loss) - expected).abs() < 1e-6, "{loss} {expected}");
+    }
+
     #[test]
     #[should_panic(expected = "an image without a label is never shown")]
     fn an_image_without_a_label_is_never_trained_on() {
-        loss_and_accuracy(&[0.0; 12], &[vec![vec![(2, 1.0)], vec![]]]);
+        loss_and_accuracy(&[0.0; 12], &[vec![vec![(2, 1.0)], vec![]]], 0.0);
     }
 
     #[test]
     #[should_panic(expected = "labels of every micro-batch")]
     fn a_batch_without_labels_is_never_trained_on() {
-        loss_and_accuracy(&[0.0; 12], &[]);
+        loss_and_accuracy(&[0.0; 12], &[], 0.0);
     }
 
     #[test]
     fn settings_that_cannot_be_run_are_refused_with_their_key() {
         let single = MultiCrop::single(16);
         let steep = Config { head_std: -1.0, ..config(&[]) };
+        let smooth = Config { smoothing: 1.5, ..config(&[]) };
+        let mixed = Config { mixup: 1e-3, ..config(&[]) };
+        let cut = Config { cutmix: f64::NAN, ..config(&[]) };
+        let often = Config { mix_probability: -0.5, ..config(&[]) };
         for (config, views, words) in [
             (config(&["a"]), single.clone(), "method.classes lists one class, a"),
             (config(&["a", "b", "a"]), single.clone(), "method.classes lists a twice"),
             (steep, single.clone(), "method.head_std is -1"),
+            (smooth, single.clone(), "method.smoothing is 1.5 but must lie in 0..=1"),
+            (mixed, single.clone(), "method.mixup is 0.001 but must be 0 or lie in 0.01..=100"),
+            (cut, single.clone(), "method.cutmix is NaN"),
+            (often, single.clone(), "method.mix_probability is -0.5"),
             (config(&[]), MultiCrop::dino(16, 8, 2), "views: classification takes views of one size"),
         ] {
             let reason = build(&config, views).err().unwrap();

@@ -30,6 +30,8 @@
 //! - Values of earlier steps, with [`BatchLoss::observed`], [`Method::after_step`] and
 //!   [`Method::state`]: `toy`.
 //! - A network of another run, with [`MethodRecipe::frozen`]: `distillation`.
+//! - Labels of images, with [`MethodRecipe::labels`], and images that are mixed in pairs, with
+//!   [`Method::mixing`]: `classification`.
 
 mod barlowtwins;
 mod bounds;
@@ -71,7 +73,7 @@ pub(crate) use registry::MethodConfig;
 pub(crate) use views::CustomViews;
 pub(crate) use views::ViewsConfig;
 
-use augment::{MultiCrop, SoftLabel};
+use augment::{Mixing, MultiCrop, SoftLabel};
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
 use networks::mask::MaskRule;
@@ -95,6 +97,12 @@ pub(crate) type Gauges = Vec<(&'static str, f64)>;
 pub trait Method: Send + Sync {
     /// Views that the method needs of each image.
     fn views(&self) -> &MultiCrop;
+
+    /// Mixing of the images of a batch and of their labels, if they are mixed. A method that mixes
+    /// has views of one size, and learns from labels.
+    fn mixing(&self) -> Option<Mixing> {
+        None
+    }
 
     /// Networks of the method, in the order in which they run. The trained network always runs
     /// last, wherever it is listed.

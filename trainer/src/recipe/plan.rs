@@ -143,7 +143,7 @@ impl Plan {
     /// Returns the plan for `world_size` ranks with `resources` each.
     ///
     /// # Errors
-    /// [`TrainError::Recipe`] when batch, micro-batches or groups do not divide.
+    /// [`TrainError::Recipe`] when batch, micro-batches, groups or pairs do not divide.
     pub fn for_ranks(mut self, world_size: usize, resources: RankResources) -> Result<Self, TrainError> {
         self.world_size = world_size;
         self.recipe.optim.precision = self.recipe.optim.precision.with_defaults(resources.is_gpu);
@@ -165,6 +165,14 @@ impl Plan {
                 "optim.batch_size {batch_size} does not divide into {n} micro-batches, {} on each of \
                  {world_size} ranks",
                 n / world_size
+            )));
+        }
+        let share = batch_size / world_size;
+        if !share.is_multiple_of(2) && self.method()?.mixing().is_some() {
+            return Err(self.recipe.error(format!(
+                "method.mixup and method.cutmix mix pairs of images of a rank, which has {share} of the \
+                 {batch_size} of a batch: set optim.batch_size to a multiple of {}, or both to 0",
+                2 * world_size
             )));
         }
         let groups = self.recipe.optim.n_stat_groups();

@@ -14,6 +14,7 @@ mod journal;
 mod labels;
 mod length;
 mod metrics;
+pub mod mixing;
 mod pace;
 mod rank;
 mod source_counts;

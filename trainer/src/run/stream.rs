@@ -12,6 +12,7 @@ use ranks::EngineError;
 use super::data::{ShardSource, batches};
 use super::job::Job;
 use super::labels::Labels;
+use super::mixing::Mixer;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::schedule::ScheduledValues;
@@ -37,6 +38,8 @@ pub(super) struct Stream {
     pool: BatchPool<ShardSource>,
     /// Labels of all samples, if the method learns from them.
     labels: Option<Arc<Labels>>,
+    /// Mixes the images, if the method wants that.
+    mixer: Option<Mixer>,
     /// Uploads to a device other than the CPU.
     uploads: Option<Uploads>,
 }
@@ -47,7 +50,8 @@ impl Stream {
         check_labels(job, plan)?;
         let uploads = (job.device != Device::flex()).then(|| Uploads::start(trainer.uploader()));
         let uploads = uploads.transpose()?;
-        Ok(Self { pool: open_pool(job, plan, trainer)?, labels: job.labels.clone(), uploads })
+        let mixer = Mixer::new(plan)?;
+        Ok(Self { pool: open_pool(job, plan, trainer)?, labels: job.labels.clone(), mixer, uploads })
     }
 
     /// Waits for the next batch, or until the run is asked to stop.
@@ -56,6 +60,9 @@ impl Stream {
             Some(Ok(mut batch)) => {
                 if let Some(labels) = &self.labels {
                     batch.labels = labels.for_samples(&batch.sample_ids);
+                }
+                if let Some(mixer) = &self.mixer {
+                    mixer.mix(&mut batch);
                 }
                 Next::Batch(match &self.uploads {
                     Some(uploads) => BatchSource::Sent(uploads.push(batch)),
