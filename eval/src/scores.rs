@@ -87,7 +87,7 @@ pub fn rows(scores: &Scores, split: &Split, about: &NetworkInfo) -> Vec<Evaluati
 /// images of `test`; `about` describes the network.
 pub fn classifier_row(
     classified: &Classified,
-    train: ImageSetInfo,
+    train: Option<ImageSetInfo>,
     test: &ImageSet,
     about: NetworkInfo,
 ) -> EvaluationRow {
@@ -103,7 +103,7 @@ pub fn classifier_row(
         settings: Map::new(),
         details: Value::Null,
         seed: 0,
-        train: Some(train),
+        train,
         test: ImageSetInfo { set: test.name.clone(), images: Some(classified.n_images) },
         about,
         classes: Some(test.classes().to_vec()),

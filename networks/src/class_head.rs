@@ -18,6 +18,12 @@ impl ClassHead {
     /// Name of the unit of a classifier's head, in timm's names.
     pub const UNIT: &str = "head";
 
+    /// Name of its weight.
+    pub const WEIGHT: &str = "head.weight";
+
+    /// Name of its bias.
+    pub const BIAS: &str = "head.bias";
+
     /// Takes the head of `classes` from `tensors`, the parameters of a network with its heads,
     /// whose features have `width` channels.
     ///
@@ -28,9 +34,21 @@ impl ClassHead {
         width: usize,
         tensors: &[NamedTensor],
     ) -> Result<Self, NetworkError> {
-        let weight = find(tensors, "weight", &[classes.len(), width])?;
-        let bias = find(tensors, "bias", &[classes.len()])?;
+        let weight = find(tensors, Self::WEIGHT, &[classes.len(), width])?;
+        let bias = find(tensors, Self::BIAS, &[classes.len()])?;
         Ok(Self { classes, weight, bias })
+    }
+
+    /// Returns the parameters under the names that [`from_tensors`](Self::from_tensors) takes.
+    pub fn tensors(&self) -> Vec<NamedTensor> {
+        let n_classes = self.classes.len();
+        let weight = NamedTensor {
+            name: Self::WEIGHT.into(),
+            shape: vec![n_classes, self.width()],
+            values: self.weight.clone(),
+        };
+        let bias = NamedTensor { name: Self::BIAS.into(), shape: vec![n_classes], values: self.bias.clone() };
+        vec![weight, bias]
     }
 
     /// Returns the number of channels of the features, D.
@@ -39,15 +57,14 @@ impl ClassHead {
     }
 }
 
-/// Returns the values of the head's parameter `name` among `tensors`, which must have this shape.
+/// Returns the values of the parameter `name` among `tensors`, which must have this shape.
 fn find(tensors: &[NamedTensor], name: &str, shape: &[usize]) -> Result<Vec<f32>, NetworkError> {
-    let name = format!("{}.{name}", ClassHead::UNIT);
     let Some(tensor) = tensors.iter().find(|tensor| tensor.name == name) else {
-        return Err(NetworkError::Weights { name, reason: "is missing".into() });
+        return Err(NetworkError::Weights { name: name.into(), reason: "is missing".into() });
     };
     if tensor.shape != shape {
         let reason = format!("has shape {:?}, not {shape:?}", tensor.shape);
-        return Err(NetworkError::Weights { name, reason });
+        return Err(NetworkError::Weights { name: name.into(), reason });
     }
     Ok(tensor.values.clone())
 }
@@ -70,6 +87,7 @@ mod tests {
         let tensors = [backbone.clone(), weight.clone(), bias];
         let head = ClassHead::from_tensors(classes.clone(), 3, &tensors).unwrap();
         assert_eq!((head.width(), head.weight.len(), head.bias.len()), (3, 6, 2));
+        assert_eq!(ClassHead::from_tensors(classes.clone(), 3, &head.tensors()).unwrap(), head);
         for (tensors, words) in [
             (vec![backbone, weight.clone()], "head.bias is missing"),
             (vec![weight, tensor("head.bias", &[4])], "head.bias has shape [4], not [2]"),

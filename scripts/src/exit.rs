@@ -104,6 +104,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::UnknownClasses { .. }
         | SessionError::LabelsChanged { .. }
         | SessionError::NotClassifier { .. }
+        | SessionError::NoClassifier { .. }
         | SessionError::PixelSettings { .. }
         | SessionError::DeviceType { .. }
         | SessionError::Groups { .. }

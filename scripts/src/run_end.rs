@@ -78,14 +78,16 @@ fn probe_flags(command: &[String]) -> Vec<String> {
     flags
 }
 
-/// Returns the file or folder within the work directory of a run for its backbone in `format`.
-pub(crate) fn path_in_run(workdir: &Path, format: Format) -> PathBuf {
+/// Returns the file or folder within the work directory of a run for its backbone, or its
+/// classifier, in `format`.
+pub(crate) fn path_in_run(workdir: &Path, format: Format, is_classifier: bool) -> PathBuf {
+    let name = if is_classifier { "classifier" } else { "backbone" };
     let folder = workdir.join(format!("export-{}", format.name()));
     match format {
         Format::Timm | Format::Transformers => folder,
-        Format::Safetensors => folder.join("backbone.safetensors"),
-        Format::Onnx => folder.join("backbone.onnx"),
-        Format::Torchvision | Format::Dinov2 | Format::Dinov3 => folder.join("backbone.pth"),
+        Format::Safetensors => folder.join(format!("{name}.safetensors")),
+        Format::Onnx => folder.join(format!("{name}.onnx")),
+        Format::Torchvision | Format::Dinov2 | Format::Dinov3 => folder.join(format!("{name}.pth")),
     }
 }
 
@@ -101,7 +103,7 @@ pub(crate) struct EndedRun<'a> {
     pub(crate) probe_train: &'a [String],
     /// Labeled shards that its probe was tested on.
     pub(crate) probe_test: &'a [String],
-    /// Whether its backbone has been exported.
+    /// Whether its network has been exported.
     pub(crate) is_exported: bool,
 }
 
@@ -124,8 +126,9 @@ impl EndedRun<'_> {
             let recipe = &self.plan.recipe;
             let held = SUGGESTED.into_iter().find(|format| check_export(recipe, *format).is_ok());
             let format = held.unwrap_or(Format::Safetensors);
-            let out = shell_quote(&path_in_run(self.workdir, format).display().to_string());
-            let overwrite = overwrite_flag(&path_in_run(self.workdir, format));
+            let path = path_in_run(self.workdir, format, recipe.method.classes().is_some());
+            let out = shell_quote(&path.display().to_string());
+            let overwrite = overwrite_flag(&path);
             let name = format.name();
             commands.push(format!("export --checkpoint {workdir} --format {name} --out {out}{overwrite}"));
         }

@@ -12,7 +12,6 @@ use pipeline::Progress;
 
 use crate::error::SessionError;
 use crate::evaluated_network::{EvaluatedNetwork, NetworkSettings};
-use crate::network::Backbone;
 
 /// A network that was trained to classify images, with its head.
 pub struct Classifier {
@@ -20,30 +19,34 @@ pub struct Classifier {
     pub network: EvaluatedNetwork,
     /// The head, with the names of the classes.
     pub head: ClassHead,
-    /// Images that it was trained on.
-    train: ImageSetInfo,
+    /// Images that it was trained on; weights do not state them.
+    train: Option<ImageSetInfo>,
 }
 
 impl Classifier {
-    /// Opens the classifier that the run, or the run of the checkpoint, in `path` has trained, on
+    /// Opens the classifier in `path`, a run, a checkpoint or a file of `ocelli export`, on
     /// `device`.
     ///
     /// # Errors
-    /// [`SessionError::NotClassifier`] for a run of another method, [`SessionError::NoHeads`] for
-    /// weights, and errors of [`EvaluatedNetwork::open`].
+    /// [`SessionError::NotClassifier`] for a run of another method, [`SessionError::NoClassifier`]
+    /// for other weights, and errors of [`EvaluatedNetwork::open`].
     pub fn open(path: &Path, settings: &NetworkSettings, device: &Device) -> Result<Self, SessionError> {
-        let backbone = Backbone::open_with_heads(path)?;
-        let Some(manifest) = &backbone.manifest else {
-            return Err(SessionError::NoHeads { path: path.to_path_buf() });
+        let mut backbone = settings.open_backbone(path)?;
+        let Some(head) = backbone.classifier.take() else {
+            let path = path.to_path_buf();
+            return Err(match &backbone.manifest {
+                Some(manifest) => {
+                    SessionError::NotClassifier { path, method: manifest.plan.recipe.method.title() }
+                }
+                None => SessionError::NoClassifier { path },
+            });
         };
-        let plan = &manifest.plan;
-        let Some(classes) = plan.recipe.method.classes() else {
-            let method = plan.recipe.method.title();
-            return Err(SessionError::NotClassifier { path: path.to_path_buf(), method });
-        };
-        let set = set_name(&plan.recipe.data.shard_lists());
-        let train = ImageSetInfo { set, images: Some(plan.n_samples as usize) };
-        let head = ClassHead::from_tensors(classes.to_vec(), backbone.model.width(), &backbone.tensors)?;
+        let mut train = None;
+        if let Some(manifest) = &backbone.manifest {
+            let plan = &manifest.plan;
+            let set = set_name(&plan.recipe.data.shard_lists());
+            train = Some(ImageSetInfo { set, images: Some(plan.n_samples as usize) });
+        }
         let network = EvaluatedNetwork::from_backbone(backbone, settings, device)?;
         Ok(Self { network, head, train })
     }

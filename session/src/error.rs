@@ -316,6 +316,15 @@ pub enum SessionError {
         /// Name of its method.
         method: &'static str,
     },
+    /// Weights hold no classifier.
+    #[error(
+        "{} holds no classifier that can be read: give a run of `ocelli finetune`, or its `ocelli export` \
+         as .safetensors or .onnx", path.display()
+    )]
+    NoClassifier {
+        /// The weights.
+        path: PathBuf,
+    },
     /// No image can be used, for another reason than its number of channels and bits.
     #[error(
         "none of {} of {} can be used: {reason}", counted(*n_images as u64, "inspected image"),

@@ -95,5 +95,5 @@ pub use provenance::{Provenance, find_workdir};
 pub use resident::{Resident, resident};
 pub use retrieval::RetrievalProbe;
 pub use stages::{Connected, Fitted, Resolved, Session, check_types, plan_alone, plan_on_ranks};
-pub use stored::check_export;
+pub use stored::{ExportSettings, check_export};
 pub use watch::{Evaluation, WatchEvent, Watched};

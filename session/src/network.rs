@@ -7,7 +7,7 @@ use augment::DecodeRules;
 use kernels::device::Device;
 use networks::backbone::Readout;
 use networks::unit::Unit;
-use networks::{ModelConfig, NamedTensor, Network, NetworkError};
+use networks::{ClassHead, ModelConfig, NamedTensor, Network, NetworkError};
 use trainer::Recipe;
 use trainer::checkpoint::{Checkpoint, Manifest, steps};
 use weights::{Hints, Preprocessing};
@@ -21,6 +21,8 @@ pub struct Backbone {
     pub model: ModelConfig,
     /// Parameters by name; with the parameters of heads, if it was opened with them.
     pub tensors: Vec<NamedTensor>,
+    /// Classifier on its features, of a run that has learned from labels, or of an exported one.
+    pub classifier: Option<ClassHead>,
     /// Preprocessing of its images.
     pub preprocessing: Preprocessing,
     /// Name of the network within its run, or `weights`.
@@ -48,6 +50,7 @@ impl Backbone {
             return Ok(Self {
                 model: read.model,
                 tensors: read.tensors,
+                classifier: read.classifier,
                 preprocessing: read.preprocessing,
                 network_name: read.network_name,
                 manifest: None,
@@ -62,7 +65,12 @@ impl Backbone {
         // Opened once: a running job may write another checkpoint meanwhile.
         let checkpoint = Checkpoint::open(path)?;
         let (tensors, network_name) = checkpoint.backbone(hints.network.as_deref())?;
-        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, network_name))
+        let mut classifier = None;
+        if checkpoint.manifest.plan.recipe.method.classes().is_some() {
+            let (with_heads, _) = checkpoint.network(Some(&network_name))?;
+            classifier = class_head(&checkpoint.manifest, &with_heads)?;
+        }
+        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, classifier, network_name))
     }
 
     /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with the
@@ -77,16 +85,24 @@ impl Backbone {
         }
         let checkpoint = Checkpoint::open(path)?;
         let (tensors, network_name) = checkpoint.network(None)?;
-        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, network_name))
+        let classifier = class_head(&checkpoint.manifest, &tensors)?;
+        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, classifier, network_name))
     }
 
-    /// Creates the backbone of a checkpoint with the tensors of its network `network_name`.
-    fn from_checkpoint(manifest: Manifest, tensors: Vec<NamedTensor>, network_name: String) -> Self {
+    /// Creates the backbone of a checkpoint with the tensors of its network `network_name`, and its
+    /// classifier if it has one.
+    fn from_checkpoint(
+        manifest: Manifest,
+        tensors: Vec<NamedTensor>,
+        classifier: Option<ClassHead>,
+        network_name: String,
+    ) -> Self {
         let recipe = &manifest.plan.recipe;
         let model = recipe.model.clone();
         let preprocessing = preprocessing_of_recipe(recipe);
         let provenance = Provenance::of_checkpoint(&manifest);
-        Self { model, tensors, preprocessing, network_name, manifest: Some(manifest), provenance }
+        let manifest = Some(manifest);
+        Self { model, tensors, classifier, preprocessing, network_name, manifest, provenance }
     }
 
     /// Returns the shapes of the parameters that are not the backbone's, by name: the parameters of
@@ -128,6 +144,14 @@ impl Backbone {
     pub fn network(&self, n_workers: usize, device: &Device) -> Result<Network, NetworkError> {
         Network::new(&self.model, self.preprocessing.pixels.clone(), &self.tensors, n_workers, device)
     }
+}
+
+/// Takes the classifier from `tensors`, the parameters of a network of the run of `manifest` with
+/// its heads; `None` if the run has learned without labels.
+fn class_head(manifest: &Manifest, tensors: &[NamedTensor]) -> Result<Option<ClassHead>, SessionError> {
+    let recipe = &manifest.plan.recipe;
+    let Some(classes) = recipe.method.classes() else { return Ok(None) };
+    Ok(Some(ClassHead::from_tensors(classes.to_vec(), recipe.model.width(), tensors)?))
 }
 
 /// Returns the names of the parameters of `units`.

@@ -8,23 +8,45 @@ use kernels::device::Opened;
 use networks::{NamedTensor, Network};
 use pipeline::NoProgress;
 use trainer::Recipe;
-use weights::{Card, Export, Format, Precision, Preprocessing, Score, rounded};
+use weights::{Card, Export, ExportedClassifier, Format, Precision, Preprocessing, Score, rounded};
 
 use crate::error::SessionError;
 use crate::network::Backbone;
 
-/// Checks that `format` can hold the backbone that runs of `recipe` train.
+/// Settings of an export.
+#[derive(Debug, Clone)]
+pub struct ExportSettings {
+    /// The format.
+    pub format: Format,
+    /// Precision in which weights are stored.
+    pub precision: Precision,
+    /// Whether the graph of a classifier returns the softmax of the scores in their place.
+    pub applies_softmax: bool,
+    /// Whether existing files are replaced.
+    pub overwrite: bool,
+}
+
+impl ExportSettings {
+    /// Returns the settings that replace an earlier export in `format`, in f32.
+    pub fn replacing(format: Format) -> Self {
+        Self { format, precision: Precision::F32, applies_softmax: false, overwrite: true }
+    }
+}
+
+/// Checks that `format` can hold the network that runs of `recipe` train, with its classifier if
+/// they learn from labels.
 ///
 /// # Errors
 /// [`SessionError::Weights`].
 pub fn check_export(recipe: &Recipe, format: Format) -> Result<(), SessionError> {
     let preprocessing = Preprocessing::with_size(recipe.evaluated_px() as u32, recipe.data.pixels());
-    Ok(weights::check(format, &recipe.model, &preprocessing)?)
+    let has_classifier = recipe.method.classes().is_some();
+    Ok(weights::check(format, &recipe.model, &preprocessing, has_classifier)?)
 }
 
 impl Backbone {
-    /// Writes the weights and `card` to `out`, whose parent folder is created if missing; returns
-    /// the files. Existing files are replaced only if `overwrite` is set.
+    /// Writes the weights, with the classifier if there is one, and `card` to `out`, whose parent
+    /// folder is created if missing; returns the files.
     ///
     /// # Errors
     /// [`SessionError::Io`] if the folder cannot be created, [`SessionError::Weights`] if files
@@ -32,22 +54,23 @@ impl Backbone {
     pub fn export(
         &self,
         out: &Path,
-        format: Format,
-        precision: Precision,
+        settings: &ExportSettings,
         card: &Card,
-        overwrite: bool,
     ) -> Result<Vec<PathBuf>, SessionError> {
         pipeline::file::create_parent(out)
             .map_err(|source| SessionError::io("create the folder of", out, source))?;
+        let applies_softmax = settings.applies_softmax;
+        let classifier = self.classifier.as_ref().map(|head| ExportedClassifier { head, applies_softmax });
         let export = Export {
             model: &self.model,
             tensors: &self.tensors,
+            classifier,
             preprocessing: self.preprocessing.clone(),
             network_name: &self.network_name,
-            precision,
+            precision: settings.precision,
             card,
         };
-        Ok(weights::write(out, format, &export, overwrite)?)
+        Ok(weights::write(out, settings.format, &export, settings.overwrite)?)
     }
 
     /// Scores the weights by `protocols` on `split`, as trained and, if it is another precision, as

@@ -6,6 +6,10 @@
                                         the features of an export beside those of `ocelli embed`
     libraries.py onnx PATH FEATURES IMAGES
                                         the same for a graph, with onnxruntime alone
+    libraries.py scores FEATURES WEIGHTS OUT
+                                        the scores of the classifier in a .safetensors of Ocelli for FEATURES
+    libraries.py classify FORMAT PATH SCORES WEIGHTS IMAGES
+                                        the scores and classes of an exported classifier beside those of WEIGHTS
 """
 
 import json
@@ -359,6 +363,63 @@ def check_onnx(path, features_path, images, tolerance):
     assert patches.ndim == 3 and patches.shape[0] == len(x), patches.shape
 
 
+def read_tensors(path):
+    """The tensors of f32 and the metadata of a .safetensors file, without a library for them."""
+    data = Path(path).read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    metadata = header.pop("__metadata__")
+    tensors = {}
+    for name, entry in header.items():
+        first, end = entry["data_offsets"]
+        tensors[name] = np.frombuffer(data[start + first : start + end], np.float32).reshape(entry["shape"])
+    return tensors, metadata
+
+
+def scores(features_path, weights, out):
+    tensors, _ = read_tensors(weights)
+    np.save(out, np.load(features_path) @ tensors["head.weight"].T + tensors["head.bias"])
+
+
+def classify(form, path, scores_path, weights, images):
+    ours = np.load(scores_path)
+    classes = json.loads(read_tensors(weights)[1]["ocelli.classes"])
+    x = pixels(Path(images))
+    if form == "timm":
+        import timm
+        import torch
+
+        model = timm.create_model(f"local-dir:{path}", pretrained=True).eval()
+        names = list(model.pretrained_cfg["label_names"])
+        with torch.no_grad():
+            theirs = model(torch.from_numpy(x)).numpy()
+    elif form == "transformers":
+        import torch
+        from transformers import AutoModelForImageClassification
+
+        model, report = AutoModelForImageClassification.from_pretrained(path, output_loading_info=True)
+        strange = [name for name in report["missing_keys"] if "num_batches_tracked" not in name]
+        assert not strange and not report["unexpected_keys"], report
+        names = [model.config.id2label[number] for number in range(model.config.num_labels)]
+        assert model.config.label2id == {name: number for number, name in enumerate(names)}
+        with torch.no_grad():
+            theirs = model.eval()(pixel_values=torch.from_numpy(x)).logits.numpy()
+    else:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path)
+        names = json.loads(session.get_modelmeta().custom_metadata_map["ocelli.classes"])
+        (output,) = session.get_outputs()
+        (theirs,) = session.run(None, {"pixels": x})
+        if output.name == "probabilities":
+            ours = np.exp(ours - ours.max(1, keepdims=True))
+            ours /= ours.sum(1, keepdims=True)
+        else:
+            assert output.name == "logits", output.name
+    assert names == classes, (names, classes)
+    close(form, ours, theirs, 1e-4)
+
+
 if __name__ == "__main__":
     verb, *rest = sys.argv[1:]
     if verb == "images":
@@ -369,5 +430,9 @@ if __name__ == "__main__":
         check(*rest)
     elif verb == "onnx":
         check_onnx(*rest[:3], float(rest[3]) if len(rest) > 3 else 1e-4)
+    elif verb == "scores":
+        scores(*rest)
+    elif verb == "classify":
+        classify(*rest)
     elif verb == "compare":
         close(rest[0], np.load(rest[1]), np.load(rest[2]), float(rest[3]) if len(rest) > 3 else 1e-5)

@@ -16,7 +16,7 @@ use weights::{Card, Export, Format, Hints, Precision, Preprocessing};
 use crate::bands::npy_u16;
 use crate::libraries::{Bench, python, random_parameters};
 use crate::python::Module;
-use crate::support::{fails, program};
+use crate::support::{fails, ok, program};
 
 /// Small networks of every kind: name and configuration.
 const MODELS: [(&str, &str); 12] = [
@@ -138,6 +138,7 @@ fn exports_are_read_again() {
         let export = Export {
             model: &model,
             tensors: &tensors,
+            classifier: None,
             preprocessing: preprocessing.clone(),
             network_name: "student",
             precision: Precision::F32,
@@ -220,6 +221,54 @@ fn libraries_give_the_same_features() {
     let features = bench.embed(&larger, "larger", &[]);
     let out = bench.export(&larger, "smaller", &["--format", "timm", "--image-px", "32"]);
     bench.script(&["check", "timm", &out, &features, &images]);
+}
+
+/// Exported classifiers have the same scores and classes in these libraries as their heads on the
+/// features of `ocelli embed`.
+#[test]
+fn libraries_give_the_same_scores() {
+    let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime") else { return };
+    let bench = Bench::new(python);
+    let images = bench.text("images");
+    let exports: [(&str, &str, &[&str]); 4] = [
+        ("timm", "", &[]),
+        ("transformers", "", &[]),
+        ("onnx", ".onnx", &[]),
+        ("onnx", "-softmax.onnx", &["--softmax"]),
+    ];
+    let mut n_checked = 0;
+    for (name, model) in MODELS {
+        let weights = bench.classifier(name, model);
+        let features = bench.embed(&weights, name, &[]);
+        let scores = bench.scores(&weights, &features);
+        for (format, extension, more) in exports {
+            let out = bench.text(&format!("{name}-{format}{extension}"));
+            let args = ["export", "--checkpoint", &weights, "--out", &out, "--format", format];
+            let output = program().args(args).args(more).output().unwrap();
+            let is_small_stem = name.starts_with("small-stem") && format != "onnx";
+            let is_of_dinov3 = name.starts_with("rotary") || name.starts_with("convnext");
+            if is_small_stem || (is_of_dinov3 && format == "transformers") {
+                fails(&output, 2);
+                continue;
+            }
+            ok(&output);
+            bench.script(&["classify", format, &out, &scores, &weights, &images]);
+            n_checked += 1;
+        }
+    }
+    assert_eq!(n_checked, 40);
+}
+
+/// The unchanged program in the card of every exported classifier computes the same scores.
+#[test]
+fn programs_of_cards_classify() {
+    let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime, PIL") else { return };
+    let bench = Bench::new(python);
+    std::fs::create_dir(bench.text("one")).unwrap();
+    std::fs::copy(bench.text("images/0.png"), bench.text("one/0.png")).unwrap();
+    std::fs::copy(bench.text("images/0.png"), bench.text("photo.jpg")).unwrap();
+    let n_run = bench.run_classifier_cards(&MODELS, "one");
+    assert!(n_run >= 40, "{n_run} programs");
 }
 
 /// Runs the unchanged program on the page about Python.

@@ -5,9 +5,9 @@ use std::process::Command;
 
 use augment::Depth;
 use burn_tensor::Device;
-use networks::{ModelConfig, NamedTensor, Network, Normalization, Pixels};
+use networks::{ClassHead, ModelConfig, NamedTensor, Network, Normalization, Pixels};
 use tempfile::TempDir;
-use weights::{Card, Export, Format, Precision, Preprocessing};
+use weights::{Card, Export, ExportedClassifier, Format, Precision, Preprocessing};
 
 use crate::support::{left_out, ok, program};
 
@@ -57,12 +57,30 @@ impl Bench {
     /// Exports a random network of `model`, in which no parameter is constantly zero or one;
     /// returns the path.
     pub(crate) fn network(&self, name: &str, model: &str) -> String {
+        self.export_random(name, &toml::from_str(model).unwrap(), None)
+    }
+
+    /// The same with a random classifier of three classes.
+    pub(crate) fn classifier(&self, name: &str, model: &str) -> String {
         let model: ModelConfig = toml::from_str(model).unwrap();
-        let tensors = random_parameters(&model);
+        let mut state = 2u64;
+        let mut weight = Vec::new();
+        for _ in 0..3 * model.width() {
+            weight.push(next_uniform(&mut state));
+        }
+        let classes = ["cat", "a \"dog\" | <b>", "größe"].map(String::from).to_vec();
+        let head = ClassHead { classes, weight, bias: vec![0.5, -0.25, 0.125] };
+        self.export_random(name, &model, Some(&head))
+    }
+
+    /// Exports a random network of `model` with the classifier `head`; returns the path.
+    fn export_random(&self, name: &str, model: &ModelConfig, head: Option<&ClassHead>) -> String {
+        let tensors = random_parameters(model);
         let export = Export {
-            model: &model,
+            model,
             tensors: &tensors,
-            preprocessing: Preprocessing::with_size(32, pixels(&model)),
+            classifier: head.map(|head| ExportedClassifier { head, applies_softmax: false }),
+            preprocessing: Preprocessing::with_size(32, pixels(model)),
             network_name: "teacher",
             precision: Precision::F32,
             card: &Card::default(),
@@ -93,6 +111,14 @@ impl Bench {
         out
     }
 
+    /// Writes the scores of the classifier in `weights`, a file of Ocelli, for `features`; returns
+    /// the path.
+    pub(crate) fn scores(&self, weights: &str, features: &str) -> String {
+        let out = format!("{features}.scores.npy");
+        self.script(&["scores", features, weights, &out]);
+        out
+    }
+
     /// Exports `weights` into the folder; returns the path.
     pub(crate) fn export(&self, weights: &str, out: &str, more: &[&str]) -> String {
         let out = self.text(out);
@@ -100,9 +126,9 @@ impl Bench {
         out
     }
 
-    /// Runs the program in the model card `card`; returns the file with the feature that it
-    /// computes, or `None` if the library cannot build the network.
-    pub(crate) fn run_card(&self, card: &str) -> Option<String> {
+    /// Runs the program in the model card `card`; returns the file with its variable `result`, or
+    /// `None` if the library cannot build the network.
+    fn run_card(&self, card: &str, result: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.text(card)).unwrap();
         let (_, rest) = text.split_once("```python\n").unwrap();
         let (code, _) = rest.split_once("```").unwrap();
@@ -110,7 +136,7 @@ impl Bench {
             return None;
         }
         let out = self.text("feature.npy");
-        let code = format!("{code}import numpy\nnumpy.save({out:?}, numpy.asarray(feature))\n");
+        let code = format!("{code}import numpy\nnumpy.save({out:?}, numpy.asarray({result}))\n");
         let output = Command::new(&self.python)
             .current_dir(self.folder.path())
             .args(["-c", &code])
@@ -125,6 +151,39 @@ impl Bench {
     /// feature of the image in the folder `images` with that of `ocelli embed`; returns the number
     /// of programs.
     pub(crate) fn run_cards(&self, models: &[(&str, &str)], images: &str) -> usize {
+        let mut n_run = 0;
+        for (name, model) in models {
+            let weights = self.network(name, model);
+            let expected = self.embed_as_stored(&weights, name, images);
+            n_run += self.run_cards_of(name, &weights, &expected, "feature");
+        }
+        n_run
+    }
+
+    /// The same for classifiers, whose scores are compared.
+    pub(crate) fn run_classifier_cards(&self, models: &[(&str, &str)], images: &str) -> usize {
+        let mut n_run = 0;
+        for (name, model) in models {
+            let weights = self.classifier(name, model);
+            let features = self.embed_as_stored(&weights, name, images);
+            let expected = self.scores(&weights, &features);
+            n_run += self.run_cards_of(name, &weights, &expected, "scores");
+        }
+        n_run
+    }
+
+    /// Writes the features of the images in the folder `images`, with the preprocessing of
+    /// `weights`; returns the path.
+    fn embed_as_stored(&self, weights: &str, name: &str, images: &str) -> String {
+        let out = self.text(&format!("{name}-one.npy"));
+        let args = ["embed", "--checkpoint", weights, "--images", &self.text(images), "--out", &out];
+        ok(&program().args(args).output().unwrap());
+        out
+    }
+
+    /// Exports `weights` for every library, runs the programs in their cards, and compares their
+    /// variable `result` with the file `expected`; returns the number of programs.
+    fn run_cards_of(&self, name: &str, weights: &str, expected: &str, result: &str) -> usize {
         let mut formats = vec![("timm", ""), ("timm", ".pth"), ("torchvision", ".pth")];
         formats.extend([("torchvision", ".safetensors"), ("transformers", ""), ("onnx", ".onnx")]);
         formats.push(("safetensors", ".safetensors"));
@@ -134,29 +193,21 @@ impl Bench {
             }
         }
         let mut n_run = 0;
-        for (name, model) in models {
-            let weights = self.network(name, model);
-            let expected = self.text(&format!("{name}-one.npy"));
-            let args =
-                ["embed", "--checkpoint", &weights, "--images", &self.text(images), "--out", &expected];
-            ok(&program().args(args).output().unwrap());
-            for (format, extension) in &formats {
-                let out = format!("{name}-{format}{extension}");
-                let path = self.text(&out);
-                let args = ["export", "--checkpoint", &weights, "--out", &path, "--format", format];
-                let output = program().args(args).output().unwrap();
-                if output.status.code() == Some(2) {
-                    continue;
-                }
-                ok(&output);
-                let card =
-                    if extension.is_empty() { format!("{out}/README.md") } else { format!("{out}.md") };
-                let Some(feature) = self.run_card(&card) else { continue };
-                // The processors of transformers resize tensors, not images.
-                let tolerance = if *format == "transformers" { "5e-2" } else { "1e-3" };
-                self.script(&["compare", &out, &expected, &feature, tolerance]);
-                n_run += 1;
+        for (format, extension) in formats {
+            let out = format!("{name}-{format}{extension}");
+            let path = self.text(&out);
+            let args = ["export", "--checkpoint", weights, "--out", &path, "--format", format];
+            let output = program().args(args).output().unwrap();
+            if output.status.code() == Some(2) {
+                continue;
             }
+            ok(&output);
+            let card = if extension.is_empty() { format!("{out}/README.md") } else { format!("{out}.md") };
+            let Some(computed) = self.run_card(&card, result) else { continue };
+            // The processors of transformers resize tensors, not images.
+            let tolerance = if format == "transformers" { "5e-2" } else { "1e-3" };
+            self.script(&["compare", &out, expected, &computed, tolerance]);
+            n_run += 1;
         }
         n_run
     }

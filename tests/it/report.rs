@@ -257,6 +257,7 @@ fn write_weights(world: &World, name: &str, model: &str) -> String {
     let export = Export {
         model: &model,
         tensors: &tensors,
+        classifier: None,
         preprocessing: Preprocessing::with_size(32, pixels(&model)),
         network_name: "teacher",
         precision: Precision::F32,

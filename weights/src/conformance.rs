@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
-use networks::{ModelConfig, NamedTensor, Origin, QkvBias, Size};
+use networks::{ClassHead, ModelConfig, NamedTensor, Origin, QkvBias, Size};
+use prost::Message;
 
 use crate::backbone::exchange_of;
 use crate::file::{Array, Arrays, safetensors};
 use crate::{
-    Card, Export, Format, Hints, Precision, Preprocessing, WeightsError, fitted, read, resized, rounded,
-    write,
+    Card, Export, ExportedClassifier, Format, Hints, Precision, Preprocessing, WeightsError, fitted, read,
+    resized, rounded, write,
 };
 
 /// Returns parameters of `model` with distinct values.
@@ -33,6 +34,7 @@ fn f32_export<'a>(model: &'a ModelConfig, tensors: &'a [NamedTensor], card: &'a 
     Export {
         model,
         tensors,
+        classifier: None,
         preprocessing: Preprocessing::with_size(model.image_px() as u32, normalization),
         network_name: "network",
         precision: Precision::F32,
@@ -68,7 +70,7 @@ fn every_backbone_is_read_back_unchanged_in_every_format() {
             let folder = tempfile::tempdir().unwrap();
             let path = export_path(folder.path(), format);
             // Whether a format can hold a network is known without its weights.
-            let checked = crate::check(format, &model, &export.preprocessing);
+            let checked = crate::check(format, &model, &export.preprocessing, false);
             match write(&path, format, &export, false) {
                 Ok(_) => {
                     assert!(checked.is_ok(), "{model:?} as {format:?}: {checked:?}");
@@ -95,6 +97,95 @@ fn every_backbone_is_read_back_unchanged_in_every_format() {
             }
         }
         assert!(n_formats >= 2, "{model:?} has no format but this program's own");
+    }
+}
+
+/// Returns a classifier of three classes on the features of `model`.
+fn class_head(model: &ModelConfig) -> ClassHead {
+    let mut weight = Vec::new();
+    for number in 0..3 * model.width() {
+        weight.push(0.5 + f32::from((number % 97) as u16) / 128.0);
+    }
+    let classes = ["cat", "a \"dog\" | <b>", "größe"].map(String::from).to_vec();
+    ClassHead { classes, weight, bias: vec![0.5, -0.25, 0.125] }
+}
+
+/// A classifier is written in every format that can hold it, and read back from those of Ocelli;
+/// the others say how to leave it out.
+#[test]
+fn classifiers_are_written_with_their_networks() {
+    let card = Card::default();
+    for model in ModelConfig::examples() {
+        let tensors = tensors(&model);
+        let head = class_head(&model);
+        let classifier = Some(ExportedClassifier { head: &head, applies_softmax: false });
+        let export = Export { classifier, ..f32_export(&model, &tensors, &card) };
+        for format in Format::ALL {
+            let folder = tempfile::tempdir().unwrap();
+            let path = export_path(folder.path(), format);
+            let checked = crate::check(format, &model, &export.preprocessing, true);
+            let files = match write(&path, format, &export, false) {
+                Ok(files) => files,
+                Err(WeightsError::Unsupported { reason, .. }) => {
+                    let is_graph_missing = reason.contains("not implemented");
+                    assert!(checked.is_err() || is_graph_missing, "{model:?} as {format:?}: {reason}");
+                    // The classifier is the reason if the backbone alone can be written.
+                    let alone = crate::check(format, &model, &export.preprocessing, false);
+                    let says_how = reason.contains("--backbone-only");
+                    assert!(
+                        alone.is_err() || is_graph_missing || says_how,
+                        "{model:?} as {format:?}: {reason}"
+                    );
+                    continue;
+                }
+                Err(error) => panic!("{model:?} as {format:?}: {error}"),
+            };
+            assert!(checked.is_ok(), "{model:?} as {format:?}: {checked:?}");
+            assert!(![Format::Dinov2, Format::Dinov3].contains(&format), "{model:?} as {format:?}");
+            let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
+            assert!(text.contains("A classifier of 3 classes ("), "{text}");
+            assert!(text.contains("cat, a \"dog\" \\| \\<b>, größe."), "{text}");
+            let normalization = Some(networks::Normalization::half(model.n_channels()));
+            let hints = Hints { heads: Some(heads(&model)), normalization, ..Hints::default() };
+            match read(&path, &hints) {
+                Ok(pretrained) => {
+                    let is_own = matches!(format, Format::Safetensors | Format::Onnx);
+                    assert_eq!(
+                        pretrained.classifier,
+                        is_own.then(|| head.clone()),
+                        "{model:?} as {format:?}"
+                    );
+                    check(&model, &tensors, format, pretrained);
+                }
+                // Shapes do not determine the rule by which such a RegNet was designed.
+                Err(WeightsError::Unknown { .. }) if has_custom_design(&model) => {}
+                Err(error) => panic!("{model:?} as {format:?}: {error}"),
+            }
+        }
+    }
+}
+
+/// A graph of a classifier has one output, and its last operation is a softmax if it is requested.
+#[test]
+fn graphs_of_classifiers_return_scores_alone() {
+    let model = ModelConfig::examples().remove(0);
+    let tensors = tensors(&model);
+    let head = class_head(&model);
+    let card = Card::default();
+    for (applies_softmax, name) in [(false, "logits"), (true, "probabilities")] {
+        let classifier = Some(ExportedClassifier { head: &head, applies_softmax });
+        let export = Export { classifier, ..f32_export(&model, &tensors, &card) };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.onnx");
+        write(&path, Format::Onnx, &export, false).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        let graph = crate::onnx::Model::decode(bytes.as_slice()).unwrap().graph.unwrap();
+        let outputs: Vec<&str> = graph.output.iter().map(|output| output.name.as_str()).collect();
+        assert_eq!(outputs, [name]);
+        // The last node names the output.
+        let last = &graph.node[graph.node.len() - 2];
+        assert_eq!(last.op_type == "Softmax", applies_softmax, "{}", last.op_type);
+        assert_eq!(read(&path, &Hints::default()).unwrap().classifier.as_ref(), Some(&head));
     }
 }
 

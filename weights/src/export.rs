@@ -1,6 +1,6 @@
 //! Networks to be written, and the facts that their cards state.
 
-use networks::{ModelConfig, NamedTensor, Origin};
+use networks::{ClassHead, ModelConfig, NamedTensor, Origin};
 
 use crate::precision::Precision;
 use crate::preprocessing::Preprocessing;
@@ -12,6 +12,8 @@ pub struct Export<'a> {
     pub model: &'a ModelConfig,
     /// Parameters of the network.
     pub tensors: &'a [NamedTensor],
+    /// Classifier on its features, to be written with it.
+    pub classifier: Option<ExportedClassifier<'a>>,
     /// Preprocessing of its images.
     pub preprocessing: Preprocessing,
     /// Name of the network within its run.
@@ -28,12 +30,23 @@ impl Export<'_> {
         Self {
             model: self.model,
             tensors: &[],
+            classifier: self.classifier,
             preprocessing: self.preprocessing.clone(),
             network_name: self.network_name,
             precision: self.precision,
             card: self.card,
         }
     }
+}
+
+/// A classifier to be written with its network.
+#[derive(Debug, Clone, Copy)]
+pub struct ExportedClassifier<'a> {
+    /// The head, with the names of the classes.
+    pub head: &'a ClassHead,
+    /// Whether a graph returns the softmax of the scores in their place; other formats hold no
+    /// operations.
+    pub applies_softmax: bool,
 }
 
 /// Origin and scores of a network, for its card.

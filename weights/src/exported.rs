@@ -2,12 +2,14 @@
 //! completely.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
-use networks::{ModelConfig, NamedTensor, Normalization};
+use networks::{ClassHead, ModelConfig, NamedTensor, Normalization};
 use serde::de::DeserializeOwned;
 
 use crate::backbone::exchange_of;
 use crate::error::WeightsError;
+use crate::file::Arrays;
 use crate::metadata;
 use crate::preprocessing::Preprocessing;
 use crate::pretrained::{Hints, Pretrained};
@@ -48,9 +50,17 @@ pub(crate) fn read_exported(source: &Source, hints: &Hints) -> Result<Option<Pre
         }
     };
     let params = model.params();
+    let classifier = match source.metadata.get(metadata::CLASSES) {
+        Some(text) => Some(read_classifier(source, text, &arrays, model.width())?),
+        None => None,
+    };
+    let mut known: BTreeSet<&str> = params.iter().map(|(name, _)| name.as_str()).collect();
+    if classifier.is_some() {
+        known.extend([ClassHead::WEIGHT, ClassHead::BIAS]);
+    }
     // Constants of a graph are among its arrays.
     if !source.is_graph
-        && let Some(name) = arrays.keys().find(|name| !params.iter().any(|(known, _)| known == *name))
+        && let Some(name) = arrays.keys().find(|name| !known.contains(name.as_str()))
     {
         let reason =
             format!("its tensor {name} is not a parameter of the network that its metadata describe");
@@ -71,12 +81,35 @@ pub(crate) fn read_exported(source: &Source, hints: &Hints) -> Result<Option<Pre
         model,
         preprocessing,
         tensors,
+        classifier,
         network_name: network_name.to_string(),
         origin: "ocelli",
         license: source.license(),
         began_with: source.origins(),
         assumed: Vec::new(),
     }))
+}
+
+/// Reads the classifier of the classes `text` among `arrays`, on features of `width` channels.
+fn read_classifier(
+    source: &Source,
+    text: &str,
+    arrays: &Arrays,
+    width: usize,
+) -> Result<ClassHead, WeightsError> {
+    let classes: Vec<String> = parse_json(source, text)?;
+    if classes.is_empty() {
+        return Err(WeightsError::malformed(&source.path, "its classifier has no classes"));
+    }
+    let mut tensors = Vec::new();
+    for name in [ClassHead::WEIGHT, ClassHead::BIAS] {
+        if let Some(array) = arrays.get(name) {
+            let shape = array.shape.clone();
+            tensors.push(NamedTensor { name: name.into(), shape, values: array.values.clone() });
+        }
+    }
+    ClassHead::from_tensors(classes, width, &tensors)
+        .map_err(|error| WeightsError::malformed(&source.path, error.to_string()))
 }
 
 /// Parses `text`, an entry of the metadata of `source`.

@@ -15,6 +15,9 @@ pub(crate) const NETWORK: &str = "ocelli.network";
 /// Key of the pooling of tokens or cells into one vector.
 pub(crate) const POOLING: &str = "ocelli.pooling";
 
+/// Key of the names of the classes, of a classifier.
+pub(crate) const CLASSES: &str = "ocelli.classes";
+
 /// Key of the weights that the network began with, which other programs ignore.
 pub(crate) const ORIGINS: &str = "ocelli.origins";
 

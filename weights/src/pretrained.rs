@@ -1,6 +1,7 @@
 //! A backbone that was read from a file, and the hints for reading it.
 
 use augment::Depth;
+use networks::ClassHead;
 use networks::ModelConfig;
 use networks::NamedTensor;
 use networks::Normalization;
@@ -35,6 +36,8 @@ pub struct Pretrained {
     pub preprocessing: Preprocessing,
     /// Parameters, by Ocelli's names.
     pub tensors: Vec<NamedTensor>,
+    /// Classifier on its features, if `ocelli export` has written the file with one.
+    pub classifier: Option<ClassHead>,
     /// Name of the network within its run, or `weights`.
     pub network_name: String,
     /// Name of the library that made it, or `ocelli`.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use networks::{ModelConfig, Normalization, Pixels, Positions};
+use networks::{ClassHead, ModelConfig, Normalization, Pixels, Positions};
 
 use crate::backbone::{Reader, exchange_of, readers};
 use crate::error::WeightsError;
@@ -116,6 +116,8 @@ fn read_foreign(source: &Source, hints: &Hints) -> Result<Pretrained, String> {
         model,
         preprocessing,
         tensors,
+        // Only files of Ocelli name the classes in a way that is known.
+        classifier: None,
         network_name: UNNAMED.into(),
         origin: library.name(),
         license: source.license(),
@@ -201,14 +203,23 @@ fn check(path: &Path, pretrained: &Pretrained) -> Result<(), WeightsError> {
         return Err(WeightsError::unknown(path, reason));
     }
     for tensor in &pretrained.tensors {
-        let bad = tensor.values.iter().find(|value| value.is_nan() || value.abs() >= LARGEST_WEIGHT);
-        let Some(value) = bad else { continue };
-        let reason = if value.is_finite() {
-            format!("its parameter {} holds {value}, too large to compute with", tensor.name)
-        } else {
-            format!("its parameter {} holds numbers that are not finite", tensor.name)
-        };
-        return Err(WeightsError::malformed(path, reason));
+        check_values(path, &tensor.name, &tensor.values)?;
+    }
+    if let Some(head) = &pretrained.classifier {
+        check_values(path, ClassHead::WEIGHT, &head.weight)?;
+        check_values(path, ClassHead::BIAS, &head.bias)?;
     }
     Ok(())
+}
+
+/// Checks that the values of the parameter `name` are finite, and not too large to compute with.
+fn check_values(path: &Path, name: &str, values: &[f32]) -> Result<(), WeightsError> {
+    let bad = values.iter().find(|value| value.is_nan() || value.abs() >= LARGEST_WEIGHT);
+    let Some(value) = bad else { return Ok(()) };
+    let reason = if value.is_finite() {
+        format!("its parameter {name} holds {value}, too large to compute with")
+    } else {
+        format!("its parameter {name} holds numbers that are not finite")
+    };
+    Err(WeightsError::malformed(path, reason))
 }

@@ -186,7 +186,7 @@ def load(path, *flags):
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "backbone"
-        export(path, out, *flags, format="timm")
+        export(path, out, "--backbone-only", *flags, format="timm")
         module = timm.create_model(f"local-dir:{out}", pretrained=True).eval()
         config = json.loads((out / "config.json").read_text())["pretrained_cfg"]
     module.preprocessing = {
@@ -242,7 +242,8 @@ def probe(path, train, test, *flags, protocols=(), baseline=False, show_progress
 
 
 def export(path, out, *flags, format=None, precision=None, overwrite=False, show_progress=False):
-    """Writes the backbone of `path` to `out` for another library, with a model card; returns the paths of the files.
+    """Writes the backbone of `path`, with its classifier if it has one, to `out` for another library, with a model
+    card; returns the paths of the files. `"--backbone-only"` among the `flags` leaves the classifier out.
 
     `format` is `"timm"`, `"torchvision"`, `"transformers"`, `"dinov2"`, `"dinov3"`, `"onnx"` or `"safetensors"`; None
     takes it from the extension of `out`. `precision` is `"f32"`, `"f16"`, `"bf16"` or, for ONNX, `"int8"`.

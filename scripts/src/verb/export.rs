@@ -1,4 +1,4 @@
-//! `ocelli export`: writes a backbone for other programs, with a model card.
+//! `ocelli export`: writes a backbone, or a classifier, for other programs, with a model card.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use pipeline::Storage;
 use pipeline::secrets::redact_list;
 use pipeline::words::{counted, thousands};
 use serde_json::json;
-use session::{Backbone, find_workdir};
+use session::{Backbone, ExportSettings, find_workdir};
 use trainer::Plan;
 use trainer::checkpoint::Manifest;
 use weights::{Card, Format, Hints, Precision, Score};
@@ -41,6 +41,12 @@ pub(crate) struct Args {
     /// in f32.
     #[arg(long, default_value = "f32")]
     precision: Precision,
+    /// Leave out the classifier of a run of `ocelli finetune`.
+    #[arg(long)]
+    backbone_only: bool,
+    /// Return probabilities of classes instead of logits (ONNX only).
+    #[arg(long, conflicts_with = "backbone_only")]
+    softmax: bool,
     /// Replace existing files.
     #[arg(long)]
     overwrite: bool,
@@ -66,6 +72,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let format = Format::for_path(&args.out, args.format).map_err(anyhow::Error::msg)?;
     let mut backbone = args.weights.settings(args.network.as_deref()).open_backbone(&args.checkpoint)?;
+    if args.backbone_only {
+        backbone.classifier = None;
+    }
+    check_softmax(args, format, &backbone)?;
     let mut card = model_card(&args.checkpoint, &backbone)?;
     if let Some(px) = args.image_px {
         let stride_px = backbone.model.stride_px();
@@ -80,7 +90,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let precision = args.precision;
     let scores = if args.train.is_empty() { Vec::new() } else { score(args, &backbone, storage)? };
     card.scores.extend(scores.iter().cloned());
-    let files = backbone.export(&args.out, format, precision, &card, args.overwrite)?;
+    let settings =
+        ExportSettings { format, precision, applies_softmax: args.softmax, overwrite: args.overwrite };
+    let files = backbone.export(&args.out, &settings, &card)?;
     for score in &scores {
         out!("{:<5} {}: {}", score.precision.name(), score.name, score.value);
     }
@@ -104,6 +116,20 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Checks that a softmax, if it is requested, has scores and a graph to be in.
+fn check_softmax(args: &Args, format: Format, backbone: &Backbone) -> anyhow::Result<()> {
+    if !args.softmax {
+        return Ok(());
+    }
+    if backbone.classifier.is_none() {
+        bail!("--softmax: {} has no classifier whose scores it could be taken of", args.checkpoint.display());
+    }
+    if format != Format::Onnx {
+        bail!("--softmax: {} holds weights without operations; only onnx has a softmax", format.name());
+    }
+    Ok(())
+}
+
 /// Notes that a format does not record the ε of layer norms, if it is not that of its library.
 fn note_epsilon(format: Format, model: &ModelConfig) {
     if format == Format::Dinov3
@@ -119,13 +145,13 @@ fn note_epsilon(format: Format, model: &ModelConfig) {
     }
 }
 
-/// Exports the backbone of the run in `workdir` into that folder, as `export` does without flags;
+/// Exports the network of the run in `workdir` into that folder, as `export` does without flags;
 /// returns the path. An earlier export of the run is replaced, like its report.
 pub(crate) fn export_beside(workdir: &Path, format: Format) -> anyhow::Result<PathBuf> {
     let backbone = Backbone::open(workdir, &Hints::default())?;
     let card = model_card(workdir, &backbone)?;
-    let path = path_in_run(workdir, format);
-    backbone.export(&path, format, Precision::F32, &card, true)?;
+    let path = path_in_run(workdir, format, backbone.classifier.is_some());
+    backbone.export(&path, &ExportSettings::replacing(format), &card)?;
     note_epsilon(format, &backbone.model);
     Ok(path)
 }

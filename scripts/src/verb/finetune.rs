@@ -63,8 +63,8 @@ pub(crate) struct Args {
     /// Override a recipe value: `--set optim.batch_size=32`. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Export the backbone after the last step, into the folder export-FORMAT of the work
-    /// directory: safetensors, timm, torchvision, transformers, dinov2, dinov3 or onnx.
+    /// Export the classifier after the last step, into the folder export-FORMAT of the work
+    /// directory: safetensors, timm, torchvision, transformers or onnx.
     #[arg(long, value_name = "FORMAT")]
     export: Option<Format>,
     #[command(flatten)]

@@ -322,7 +322,7 @@ pub(crate) fn check_format(requested: Option<Format>, recipe: &Recipe) -> anyhow
 pub(crate) fn export(workdir: &Path, requested: Option<Format>) -> anyhow::Result<Option<PathBuf>> {
     let Some(format) = requested else { return Ok(None) };
     let path = {
-        let _activity = Activity::new("exporting the backbone …");
+        let _activity = Activity::new("exporting …");
         export_beside(workdir, format)?
     };
     say(format!("exported for {}: {}", format.name(), path.display()));

@@ -17,9 +17,9 @@ use ranks::launch::Launch;
 use report::picture::sheets;
 use report::picture::workdir::add_to_events;
 use serde_json::json;
-use session::{Backbone, EvaluatedNetwork, Initial, NetworkSettings, Session};
+use session::{Backbone, EvaluatedNetwork, ExportSettings, Initial, NetworkSettings, Session};
 use trainer::run::Outcome;
-use weights::{Format, Hints, Precision};
+use weights::{Format, Hints};
 
 use super::export::model_card;
 use super::pretrain::{Probes, Trained, pretrain};
@@ -181,7 +181,7 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Vec<(Str
     let file = args.workdir.join("backbone.safetensors");
     let exporting = Activity::new("exporting the backbone …");
     // A quickstart that is started again replaces the file.
-    backbone.export(&file, Format::Safetensors, Precision::F32, &card, true)?;
+    backbone.export(&file, &ExportSettings::replacing(Format::Safetensors), &card)?;
     drop(exporting);
     let (train, test) = split.features(&open.network, wanted(&[]), None, &StageBar::named("neighbors"))?;
     let picture = args.workdir.join("neighbors.png");

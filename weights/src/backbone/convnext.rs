@@ -6,7 +6,9 @@ use serde_json::{Map, Value, json};
 use super::convolutional::{IMAGE_PX, cells};
 use super::layers::{gelu, linear, norm};
 use super::renamed::{ocelli_arrays, renamed_arrays};
-use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel, in_chans, no_such_network};
+use super::{
+    Exchange, GraphOutputs, PythonClassifier, PythonNetwork, Recognized, TimmModel, in_chans, no_such_network,
+};
 use crate::decimal::decimal;
 use crate::export::Export;
 use crate::file::Arrays;
@@ -111,7 +113,6 @@ impl Exchange for ConvnextConfig {
             architecture: "convnext_tiny",
             arguments,
             first_conv: Some("stem.0"),
-            classifier: "head.fc",
             pool: "avg",
         })
     }
@@ -136,6 +137,14 @@ impl Exchange for ConvnextConfig {
         "last_hidden_state[:, 0]"
     }
 
+    fn classifier(&self, library: Library) -> Option<&'static str> {
+        match library {
+            Library::Timm => Some("head.fc"),
+            Library::Torchvision => Some("classifier.2"),
+            _ => None,
+        }
+    }
+
     fn python(&self, library: Library) -> Option<PythonNetwork> {
         let widths = widths(self);
         let depths = self.depths;
@@ -151,13 +160,15 @@ impl Exchange for ConvnextConfig {
                 Some(PythonNetwork {
                     imports: "from torchvision.models import convnext\n",
                     expression: format!("convnext.ConvNeXt([{}])", stages.join(", ")),
-                    changes: "model.classifier[2] = torch.nn.Identity()\n".into(),
+                    changes: String::new(),
+                    classifier: Some(PythonClassifier { module: "classifier[2]", layer: "classifier[2]" }),
                 })
             }
             Library::Dinov3 => Some(PythonNetwork {
                 imports: "from dinov3.models.convnext import ConvNeXt\n",
                 expression: format!("ConvNeXt({channels}depths={depths:?}, dims={widths:?})"),
                 changes: String::new(),
+                classifier: None,
             }),
             _ => None,
         }

@@ -15,7 +15,7 @@ mod resnet;
 mod toy;
 mod vit;
 
-use networks::{ModelConfig, NamedTensor, RGB_CHANNELS};
+use networks::{ClassHead, ModelConfig, NamedTensor, RGB_CHANNELS};
 use serde_json::{Map, Value};
 
 use crate::export::Export;
@@ -90,6 +90,19 @@ pub(crate) trait Exchange {
     /// A message, if transformers has no such network.
     fn transformers(&self) -> Result<Value, String> {
         Err(no_such_network(Library::Transformers))
+    }
+
+    /// Returns the name of the classifier in the networks of `library`, timm or torchvision; `None`
+    /// if they have none.
+    fn classifier(&self, library: Library) -> Option<&'static str> {
+        let _ = library;
+        None
+    }
+
+    /// Returns the model with a classifier in transformers; `None` if transformers has none for
+    /// the network of [`Exchange::transformers`].
+    fn transformers_classifier(&self) -> Option<TransformersClassifier> {
+        None
     }
 
     /// Returns the part of a model's output in transformers that is an image's feature, as Python
@@ -184,10 +197,20 @@ pub(crate) struct TimmModel {
     /// Name of the first convolution, whose kernels timm may convert from three channels to another
     /// number.
     pub first_conv: Option<&'static str>,
-    /// Name of the classifier.
-    pub classifier: &'static str,
     /// Pooling: `token` or `avg`.
     pub pool: &'static str,
+}
+
+/// A model with a classifier in transformers.
+pub(crate) struct TransformersClassifier {
+    /// Class of the model.
+    pub architecture: &'static str,
+    /// Name of the backbone in it.
+    pub backbone: &'static str,
+    /// Name of its last layer.
+    pub layer: &'static str,
+    /// Whether the last layer reads the mean of the patches after the feature.
+    pub reads_patches: bool,
 }
 
 /// Python code that builds a network.
@@ -196,9 +219,23 @@ pub(crate) struct PythonNetwork {
     pub imports: &'static str,
     /// Expression whose value is the network.
     pub expression: String,
-    /// Statements that change `model`, the network, such as to remove its classifier, each with its
-    /// newline.
+    /// Statements that change `model`, the network, each with its newline.
     pub changes: String,
+    /// Classifier that the expression makes, to be removed or replaced.
+    pub classifier: Option<PythonClassifier>,
+}
+
+/// The classifier of a network that Python code has built.
+pub(crate) struct PythonClassifier {
+    /// Path in the model of the module that a network without a classifier lacks.
+    pub module: &'static str,
+    /// Path in the model of the linear layer.
+    pub layer: &'static str,
+}
+
+impl PythonClassifier {
+    /// The classifier of torchvision's ResNets and RegNets.
+    const FC: Self = Self { module: "fc", layer: "fc" };
 }
 
 /// Outputs of a graph.
@@ -241,6 +278,18 @@ pub(crate) fn timm_model(export: &Export<'_>) -> Result<TimmModel, String> {
         model.first_conv = None;
     }
     Ok(model)
+}
+
+/// Adds a classifier to `graph`, whose parameters have the names of [`ClassHead::tensors`]; returns
+/// the scores, `[B, C]`, of the features `embedding`, `[B, D]`.
+///
+/// # Errors
+/// A message, if a parameter is missing.
+pub(crate) fn add_classifier(
+    graph: &mut onnx::Graph<'_>,
+    embedding: &onnx::Value,
+) -> Result<onnx::Value, String> {
+    layers::linear(graph, ClassHead::UNIT, embedding)
 }
 
 /// Returns the constructor argument for images with this number of channels, followed by a comma;

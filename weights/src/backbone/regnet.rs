@@ -5,7 +5,10 @@ use serde_json::{Value, json};
 
 use super::convolutional::{self, IMAGE_PX, Layer, outputs, residual_block, shape, stem};
 use super::renamed::{ocelli_arrays, renamed_arrays, same_name};
-use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel, no_such_network};
+use super::{
+    Exchange, GraphOutputs, PythonClassifier, PythonNetwork, Recognized, TimmModel, TransformersClassifier,
+    no_such_network,
+};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
@@ -65,7 +68,6 @@ impl Exchange for RegnetConfig {
             architecture: timm_architecture(self)?,
             arguments: json!({}),
             first_conv: Some("stem.conv"),
-            classifier: "head.fc",
             pool: "avg",
         })
     }
@@ -88,6 +90,23 @@ impl Exchange for RegnetConfig {
         }))
     }
 
+    fn classifier(&self, library: Library) -> Option<&'static str> {
+        match library {
+            Library::Timm => Some("head.fc"),
+            Library::Torchvision => Some("fc"),
+            _ => None,
+        }
+    }
+
+    fn transformers_classifier(&self) -> Option<TransformersClassifier> {
+        Some(TransformersClassifier {
+            architecture: "RegNetForImageClassification",
+            backbone: "regnet",
+            layer: "classifier.1",
+            reads_patches: false,
+        })
+    }
+
     fn python(&self, library: Library) -> Option<PythonNetwork> {
         if library != Library::Torchvision {
             return None;
@@ -103,7 +122,8 @@ impl Exchange for RegnetConfig {
                 "regnet.RegNet(regnet.BlockParams.from_init_params(depth={depth}, w_0={w_0}, w_a={w_a}, \
                  w_m={w_m}, group_width={group_width}, se_ratio=0.25))"
             ),
-            changes: "model.fc = torch.nn.Identity()\n".into(),
+            changes: String::new(),
+            classifier: Some(PythonClassifier::FC),
         })
     }
 
@@ -120,7 +140,6 @@ impl Exchange for RegnetConfig {
                 self.channels
             ));
         }
-        changes.push_str("model.fc = torch.nn.Identity()\n");
         Some(PythonNetwork {
             imports: "from torchvision.models import regnet\n",
             // Widths as they are, because torchvision would round those of some designs.
@@ -130,6 +149,7 @@ impl Exchange for RegnetConfig {
                  strides=[2] * {n_stages}, se_ratio=0.25))"
             ),
             changes,
+            classifier: Some(PythonClassifier::FC),
         })
     }
 

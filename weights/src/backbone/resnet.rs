@@ -5,7 +5,10 @@ use serde_json::{Map, Value, json};
 
 use super::convolutional::{self, IMAGE_PX, Layer, outputs, residual_block, shape, stem};
 use super::renamed::{ocelli_arrays, renamed_arrays, same_name};
-use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel, no_such_network};
+use super::{
+    Exchange, GraphOutputs, PythonClassifier, PythonNetwork, Recognized, TimmModel, TransformersClassifier,
+    no_such_network,
+};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
@@ -62,7 +65,6 @@ impl Exchange for ResnetConfig {
             architecture: if is_bottleneck { "resnet50" } else { "resnet18" },
             arguments: json!({ "layers": depths }),
             first_conv: Some("conv1"),
-            classifier: "fc",
             pool: "avg",
         })
     }
@@ -86,6 +88,22 @@ impl Exchange for ResnetConfig {
             "downsample_in_first_stage": false,
             "downsample_in_bottleneck": false,
         }))
+    }
+
+    fn classifier(&self, library: Library) -> Option<&'static str> {
+        match library {
+            Library::Timm | Library::Torchvision => Some("fc"),
+            _ => None,
+        }
+    }
+
+    fn transformers_classifier(&self) -> Option<TransformersClassifier> {
+        Some(TransformersClassifier {
+            architecture: "ResNetForImageClassification",
+            backbone: "resnet",
+            layer: "classifier.1",
+            reads_patches: false,
+        })
     }
 
     fn python(&self, library: Library) -> Option<PythonNetwork> {
@@ -114,11 +132,11 @@ impl Exchange for ResnetConfig {
                  bias=False)\n"
             ));
         }
-        changes.push_str("model.fc = torch.nn.Identity()\n");
         Some(PythonNetwork {
             imports: "from torchvision.models import resnet\n",
             expression: format!("resnet.ResNet(resnet.{block}, {depths:?})"),
             changes,
+            classifier: Some(PythonClassifier::FC),
         })
     }
 

@@ -49,12 +49,18 @@ impl Exchange for ToyConfig {
         }
     }
 
+    fn classifier(&self, library: Library) -> Option<&'static str> {
+        match library {
+            Library::Timm => Some("head"),
+            _ => None,
+        }
+    }
+
     fn timm(&self, _: &Export<'_>) -> Result<TimmModel, String> {
         Ok(TimmModel {
             architecture: "toy",
             arguments: json!({ "width": self.width }),
             first_conv: Some("toy_stem"),
-            classifier: "head",
             pool: "avg",
         })
     }

@@ -1,6 +1,6 @@
 //! Construction of a graph, node by node.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use networks::NamedTensor;
 
@@ -56,8 +56,8 @@ impl Setting<'_> {
 
 impl<'a> Graph<'a> {
     /// Creates an empty graph that takes its weights from `tensors`.
-    pub(crate) fn new(tensors: &'a [NamedTensor], precision: Precision) -> Self {
-        let tensors = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    pub(crate) fn new(tensors: impl IntoIterator<Item = &'a NamedTensor>, precision: Precision) -> Self {
+        let tensors = tensors.into_iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
         Self { tensors, precision, nodes: Vec::new(), initializers: Vec::new() }
     }
 
@@ -180,7 +180,7 @@ impl<'a> Graph<'a> {
     /// sides of `side` pixels, or of any size if it is `None`. Its outputs are `embedding`,
     /// `[B, width]`, and `patches`, `[B, cells, width]`.
     pub(crate) fn finish(
-        mut self,
+        self,
         embedding: &Value,
         patches: &Value,
         channels: usize,
@@ -188,27 +188,72 @@ impl<'a> Graph<'a> {
         cells: Option<usize>,
         width: usize,
     ) -> GraphMessage {
-        for (value, name) in [(embedding, "embedding"), (patches, "patches")] {
+        let outputs = [
+            (embedding, batch("embedding", &[fixed_dimension(width)])),
+            (patches, batch("patches", &[dimension(cells, "cells"), fixed_dimension(width)])),
+        ];
+        self.into_message("backbone", outputs, channels, side)
+    }
+
+    /// Finishes the graph of a classifier, with the input of [`Graph::finish`]. Its output `name`
+    /// is `scores`, `[B, n_classes]`; nodes that it does not depend on are left out.
+    pub(crate) fn finish_classifier(
+        mut self,
+        scores: &Value,
+        name: &str,
+        channels: usize,
+        side: Option<usize>,
+        n_classes: usize,
+    ) -> GraphMessage {
+        self.retain_inputs_of(scores);
+        let outputs = [(scores, batch(name, &[fixed_dimension(n_classes)]))];
+        self.into_message("classifier", outputs, channels, side)
+    }
+
+    /// Removes the nodes and constants on which `value` does not depend.
+    fn retain_inputs_of(&mut self, value: &Value) {
+        let mut used = HashSet::from([value.clone()]);
+        let mut nodes = Vec::with_capacity(self.nodes.len());
+        // A node follows those that it depends on.
+        while let Some(node) = self.nodes.pop() {
+            if node.output.iter().any(|output| used.contains(output)) {
+                used.extend(node.input.iter().cloned());
+                nodes.push(node);
+            }
+        }
+        nodes.reverse();
+        self.nodes = nodes;
+        self.initializers.retain(|initializer| used.contains(&initializer.name));
+    }
+
+    /// Returns the graph `name` with `outputs`: the value of each, and its description.
+    fn into_message<const N: usize>(
+        mut self,
+        name: &str,
+        outputs: [(&Value, ValueInfo); N],
+        channels: usize,
+        side: Option<usize>,
+    ) -> GraphMessage {
+        let mut output = Vec::with_capacity(N);
+        for (value, info) in outputs {
             self.nodes.push(Node {
                 input: vec![value.clone()],
-                output: vec![name.into()],
-                name: name.into(),
+                output: vec![info.name.clone()],
+                name: info.name.clone(),
                 op_type: "Identity".into(),
                 attribute: Vec::new(),
             });
+            output.push(info);
         }
         GraphMessage {
             node: self.nodes,
-            name: "backbone".into(),
+            name: name.into(),
             initializer: self.initializers,
             input: vec![batch(
                 PIXELS,
                 &[fixed_dimension(channels), dimension(side, "height"), dimension(side, "width")],
             )],
-            output: vec![
-                batch("embedding", &[fixed_dimension(width)]),
-                batch("patches", &[dimension(cells, "cells"), fixed_dimension(width)]),
-            ],
+            output,
         }
     }
 }

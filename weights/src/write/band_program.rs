@@ -5,21 +5,29 @@ use std::path::Path;
 use augment::Depth;
 
 use super::format::Format;
-use super::loading::{Loaded, loaded, parameters, preprocessing};
+use super::loading::{
+    Loaded, loaded, output_name, parameters, preprocessing, print_output, print_with_names,
+};
+use super::program::{TIMM_CLASSES, TRANSFORMERS_CLASSES, graph_imports, run_graph};
 use crate::backbone::exchange_of;
 use crate::export::Export;
 
-/// Returns the program that computes the feature of `image.npy` by the file or folder `path`.
+/// Returns the program that computes the feature of `image.npy`, or its class, by the file or
+/// folder `path`.
 pub(super) fn text(path: &Path, name: &str, format: Format, export: &Export<'_>) -> String {
     let network = match format {
         Format::Timm if format.is_folder(path) => Some(Loaded {
             imports: "import timm\n".into(),
             lines: format!("model = timm.create_model(\"local-dir:{name}\", pretrained=True).eval()\n"),
         }),
-        Format::Transformers => Some(Loaded {
-            imports: "from transformers import AutoModel\n".into(),
-            lines: format!("model = AutoModel.from_pretrained(\"{name}\").eval()\n"),
-        }),
+        Format::Transformers => {
+            let class =
+                if export.classifier.is_some() { "AutoModelForImageClassification" } else { "AutoModel" };
+            Some(Loaded {
+                imports: format!("from transformers import {class}\n"),
+                lines: format!("model = {class}.from_pretrained(\"{name}\").eval()\n"),
+            })
+        }
         Format::Onnx => Some(Loaded {
             imports: "import onnxruntime\n".into(),
             lines: format!("session = onnxruntime.InferenceSession(\"{name}\")\n"),
@@ -27,17 +35,29 @@ pub(super) fn text(path: &Path, name: &str, format: Format, export: &Export<'_>)
         _ => loaded(path, name, format, export),
     };
     let Some(Loaded { imports, lines }) = network else { return parameters(path, name, format) };
-    let feature = match format {
-        Format::Onnx => "feature, patches = session.run(None, {\"pixels\": pixels.numpy()})\n".into(),
+    let output = output_name(export);
+    let result = match format {
+        Format::Onnx => run_graph(export, "pixels.numpy()"),
         Format::Transformers => {
-            let feature = exchange_of(export.model).transformers_feature();
+            let part = match export.classifier {
+                Some(_) => "logits",
+                None => exchange_of(export.model).transformers_feature(),
+            };
             format!(
-                "with torch.no_grad():\n    output = model(pixel_values=pixels)\nfeature = output.{feature}\n"
+                "with torch.no_grad():\n    output = model(pixel_values=pixels)\n{output} = output.{part}\n"
             )
         }
-        _ => "with torch.no_grad():\n    feature = model(pixels)\n".to_string(),
+        _ => format!("with torch.no_grad():\n    {output} = model(pixels)\n"),
     };
-    format!("import numpy\nimport torch\n{imports}\n{}{lines}{feature}print(feature.shape)\n", image(export))
+    let print = match format {
+        // The class is printed with the graph's own names.
+        Format::Onnx if export.classifier.is_some() => String::new(),
+        Format::Timm if format.is_folder(path) => print_output(export, TIMM_CLASSES),
+        Format::Transformers => print_output(export, TRANSFORMERS_CLASSES),
+        _ => print_with_names(export),
+    };
+    let json = if format == Format::Onnx { graph_imports(export) } else { "" };
+    format!("{json}import numpy\nimport torch\n{imports}\n{}{lines}{result}{print}", image(export))
 }
 
 /// Returns the statements that make `pixels`, `[1, C, S, S]`, of an array.

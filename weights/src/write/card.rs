@@ -5,12 +5,16 @@ use std::path::Path;
 
 use augment::{Decoding, Depth, Fill, FillRule};
 use networks::Origin;
+use pipeline::words::counted;
 
 use super::format::Format;
 use super::program::{embed_command, program};
 use crate::backbone::exchange_of;
-use crate::export::Export;
+use crate::export::{Export, ExportedClassifier};
 use crate::preprocessing::Preprocessing;
+
+/// Largest number of classes that a card names.
+const MAX_CLASSES: usize = 100;
 
 /// Returns the text of the card for `export` in `format` at `path`.
 pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
@@ -18,11 +22,16 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     let mut out = format!("# {}\n\n", card.name);
     let model = serde_json::to_value(export.model).unwrap_or_default();
     let arch = model["arch"].as_str().unwrap_or("network").to_string();
-    let n_params: usize = export.tensors.iter().map(|tensor| tensor.values.len()).sum();
+    let mut n_params: usize = export.tensors.iter().map(|tensor| tensor.values.len()).sum();
+    let mut kind = "backbone".to_string();
+    if let Some(classifier) = &export.classifier {
+        n_params += classifier.head.weight.len() + classifier.head.bias.len();
+        kind = format!("classifier of {}", counted(classifier.head.classes.len() as u64, "class"));
+    }
     // Writing into a string cannot fail.
     let _ = writeln!(
         out,
-        "A backbone ({arch}, {:.1} M parameters, {} features) of Ocelli \
+        "A {kind} ({arch}, {:.1} M parameters, {} features) of Ocelli \
          {}: the {} in {}.\n",
         n_params as f64 / 1e6,
         export.model.width(),
@@ -30,6 +39,9 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         export.network_name,
         export.precision.name(),
     );
+    if let Some(classifier) = &export.classifier {
+        let _ = writeln!(out, "{}\n", classes_text(format, classifier));
+    }
     if let Some(data) = &card.data {
         let _ = writeln!(out, "{data}\n");
     }
@@ -39,7 +51,8 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     out.push_str(&origins_text(&card.origins));
     let _ = writeln!(out, "## Use\n\n```python\n{}```\n", program(path, format, export));
     if format == Format::Safetensors {
-        let _ = writeln!(out, "The same by Ocelli:\n\n```sh\n{}\n```\n", embed_command(path));
+        let what = if export.classifier.is_some() { "The features" } else { "The same" };
+        let _ = writeln!(out, "{what} by Ocelli:\n\n```sh\n{}\n```\n", embed_command(path));
     }
     let Preprocessing { pixels, transform, decoding } = &export.preprocessing;
     let format = pixels.format();
@@ -73,6 +86,19 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         let _ = writeln!(out, "## Plan\n\n```toml\n{}\n```", plan.trim_end());
     }
     out
+}
+
+/// Returns a sentence about what a classifier returns in `format`, with the names of the classes.
+fn classes_text(format: Format, classifier: &ExportedClassifier<'_>) -> String {
+    let classes = &classifier.head.classes;
+    let is_softmax = format == Format::Onnx && classifier.applies_softmax;
+    let what = if is_softmax { "probability" } else { "score before the softmax" };
+    let shown: Vec<String> = classes.iter().take(MAX_CLASSES).map(|class| cell(class)).collect();
+    let more = match classes.len().saturating_sub(MAX_CLASSES) {
+        0 => String::new(),
+        n_more => format!(" and {n_more} more"),
+    };
+    format!("It returns one {what} per class, in this order: {}{more}.", shown.join(", "))
 }
 
 /// Returns a table of the weights that a network began with; empty for random weights.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::backbone::exchange_of;
 use crate::export::Export;
-use crate::metadata::{LICENSE, MODEL, NETWORK, NORMALIZATION, ORIGINS, POOLING, PREPROCESSING};
+use crate::metadata::{CLASSES, LICENSE, MODEL, NETWORK, NORMALIZATION, ORIGINS, POOLING, PREPROCESSING};
 
 /// Returns the metadata of `export`.
 pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
@@ -17,6 +17,10 @@ pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
         (POOLING.into(), exchange_of(export.model).pooling().into()),
         ("format".into(), "pt".into()),
     ]);
+    if let Some(classifier) = &export.classifier {
+        let classes = &classifier.head.classes;
+        entries.insert(CLASSES.into(), serde_json::to_string(classes).unwrap_or_default());
+    }
     let origins = &export.card.origins;
     if !origins.is_empty() {
         entries.insert(ORIGINS.into(), serde_json::to_string(origins).unwrap_or_default());

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use networks::Pixels;
+use networks::{ClassHead, Pixels};
 use serde_json::Value;
 
 use super::format::Format;
@@ -26,9 +26,12 @@ pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_
     let mut renames = String::new();
     let network = match format {
         Format::Safetensors => match exchange.own_python() {
-            Some(network) => network,
+            Some(network) => {
+                renames = classifier_renames(export, Library::Torchvision);
+                network
+            }
             None => {
-                renames = exchange.python_renames();
+                renames = exchange.python_renames() + &classifier_renames(export, Library::Timm);
                 timm_network(export)?
             }
         },
@@ -37,7 +40,17 @@ pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_
         Format::Dinov2 => exchange.python(Library::Dinov2)?,
         _ => exchange.python(Library::Dinov3)?,
     };
-    let PythonNetwork { imports, expression, changes } = network;
+    let PythonNetwork { imports, expression, mut changes, classifier } = network;
+    match (classifier, &export.classifier) {
+        (Some(made), Some(ours)) => changes.push_str(&format!(
+            "model.{} = torch.nn.Linear({}, {})\n",
+            made.layer,
+            export.model.width(),
+            ours.head.classes.len()
+        )),
+        (Some(made), None) => changes.push_str(&format!("model.{} = torch.nn.Identity()\n", made.module)),
+        (None, _) => {}
+    }
     let (import, mut weights) = load(path, name);
     let mut renamed = String::new();
     if !renames.is_empty() {
@@ -50,6 +63,46 @@ pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_
             "{renamed}model = {expression}\n{changes}model.load_state_dict({weights})\nmodel.eval()\n"
         ),
     })
+}
+
+/// Returns Python statements that give the classifier among `weights`, the parameters by Ocelli's
+/// names, the name of `library`; empty without one, or if the names are the same.
+fn classifier_renames(export: &Export<'_>, library: Library) -> String {
+    match exchange_of(export.model).classifier(library) {
+        Some(layer) if export.classifier.is_some() && layer != ClassHead::UNIT => format!(
+            "for kind in [\"weight\", \"bias\"]:
+    weights[f\"{layer}.{{kind}}\"] = weights.pop(f\"{}.{{kind}}\")
+",
+            ClassHead::UNIT
+        ),
+        _ => String::new(),
+    }
+}
+
+/// Returns the name of what the network computes for an image, in programs.
+pub(super) fn output_name(export: &Export<'_>) -> &'static str {
+    if export.classifier.is_some() { "scores" } else { "feature" }
+}
+
+/// Returns the statements that print the shape of `feature`, or the class with the largest of
+/// `scores`, whose name the expression `names` has by its number.
+pub(super) fn print_output(export: &Export<'_>, names: &str) -> String {
+    match export.classifier {
+        Some(_) => format!("print({names}[int(scores[0].argmax())])\n"),
+        None => "print(feature.shape)\n".into(),
+    }
+}
+
+/// Returns the same with the names of the classes, which parameters alone do not have.
+pub(super) fn print_with_names(export: &Export<'_>) -> String {
+    match &export.classifier {
+        Some(classifier) => {
+            // Text in JSON is text in Python.
+            let names = serde_json::to_string(&classifier.head.classes).unwrap_or_default();
+            format!("classes = {names}\n{}", print_output(export, "classes"))
+        }
+        None => print_output(export, ""),
+    }
 }
 
 /// Returns the import and the expression that read the parameters of a file.
@@ -84,7 +137,8 @@ for name, tensor in {load}.items():
 fn timm_network(export: &Export<'_>) -> Option<PythonNetwork> {
     exchange_of(export.model).arrays(Library::Timm, &export.without_values()).ok()?;
     let TimmModel { architecture, arguments, pool, .. } = timm_model(export).ok()?;
-    let mut words = vec![format!("\"{architecture}\""), "num_classes=0".into()];
+    let n_classes = export.classifier.map_or(0, |classifier| classifier.head.classes.len());
+    let mut words = vec![format!("\"{architecture}\""), format!("num_classes={n_classes}")];
     if arguments.get("global_pool").is_none() {
         words.push(format!("global_pool=\"{pool}\""));
     }
@@ -95,6 +149,7 @@ fn timm_network(export: &Export<'_>) -> Option<PythonNetwork> {
         imports: "import timm\n",
         expression: format!("timm.create_model({})", words.join(", ")),
         changes: String::new(),
+        classifier: None,
     })
 }
 

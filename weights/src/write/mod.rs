@@ -2,6 +2,7 @@
 
 mod band_program;
 mod card;
+mod classifier;
 mod entries;
 mod format;
 mod loading;
@@ -13,12 +14,12 @@ mod transformers;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use networks::{ModelConfig, RGB_CHANNELS};
+use networks::{ClassHead, ModelConfig, NamedTensor, RGB_CHANNELS};
 
 use crate::backbone::{exchange_of, ocelli_arrays, timm_model};
 use crate::error::WeightsError;
-use crate::export::{Card, Export};
-use crate::file::{Arrays, pytorch, safetensors};
+use crate::export::{Card, Export, ExportedClassifier};
+use crate::file::{Array, Arrays, pytorch, safetensors};
 use crate::library::Library;
 use crate::metadata::MODEL;
 use crate::precision::Precision;
@@ -48,7 +49,9 @@ pub fn write(
         return Err(unsupported(format, reason));
     }
     if export.precision == Precision::F16 {
-        let too_large = export.tensors.iter().find(|tensor| tensor.values.iter().any(|v| v.abs() > MAX_F16));
+        let head = head_tensors(export);
+        let mut tensors = export.tensors.iter().chain(&head);
+        let too_large = tensors.find(|tensor| tensor.values.iter().any(|v| v.abs() > MAX_F16));
         if let Some(tensor) = too_large {
             let reason = format!("{} has values that f16 cannot hold; use bf16", tensor.name);
             return Err(unsupported(format, reason));
@@ -85,15 +88,23 @@ pub fn write(
 }
 
 /// Checks that `format` can hold a network with the configuration `model` and with `preprocessing`,
-/// whatever its weights are.
+/// and a classifier on its features if `has_classifier` is set, whatever its weights are.
 ///
 /// # Errors
 /// [`WeightsError::Unsupported`].
-pub fn check(format: Format, model: &ModelConfig, preprocessing: &Preprocessing) -> Result<(), WeightsError> {
+pub fn check(
+    format: Format,
+    model: &ModelConfig,
+    preprocessing: &Preprocessing,
+    has_classifier: bool,
+) -> Result<(), WeightsError> {
     let card = Card::default();
+    let head = ClassHead { classes: Vec::new(), weight: Vec::new(), bias: Vec::new() };
+    let classifier = ExportedClassifier { head: &head, applies_softmax: false };
     let export = Export {
         model,
         tensors: &[],
+        classifier: has_classifier.then_some(classifier),
         preprocessing: preprocessing.clone(),
         network_name: "",
         precision: Precision::F32,
@@ -107,8 +118,7 @@ pub fn check(format: Format, model: &ModelConfig, preprocessing: &Preprocessing)
             library_arrays(Library::Timm, format, &export)?;
         }
         Format::Transformers => {
-            let exchange = exchange_of(model);
-            exchange.transformers().map_err(|reason| unsupported(format, reason))?;
+            transformers::config(&export).map_err(|reason| unsupported(format, reason))?;
             library_arrays(Library::Transformers, format, &export)?;
         }
         Format::Torchvision => {
@@ -151,7 +161,7 @@ fn encode_files(
     is_folder: bool,
 ) -> Result<Files, WeightsError> {
     let arrays = match format {
-        Format::Safetensors => ocelli_arrays(export),
+        Format::Safetensors => own_arrays(export),
         Format::Torchvision => library_arrays(Library::Torchvision, format, export)?,
         Format::Dinov2 => library_arrays(Library::Dinov2, format, export)?,
         Format::Dinov3 => library_arrays(Library::Dinov3, format, export)?,
@@ -165,8 +175,7 @@ fn encode_files(
             return Ok(vec![(path.join("config.json"), pretty(&config)), (weights, bytes)]);
         }
         Format::Transformers => {
-            let exchange = exchange_of(export.model);
-            let config = exchange.transformers().map_err(|reason| unsupported(format, reason))?;
+            let config = transformers::config(export).map_err(|reason| unsupported(format, reason))?;
             let weights = path.join("model.safetensors");
             let arrays = library_arrays(Library::Transformers, format, export)?;
             let bytes = encode_file(&weights, &arrays, format, export)?;
@@ -182,13 +191,33 @@ fn encode_files(
     Ok(vec![(path.to_path_buf(), encode_file(path, &arrays, format, export)?)])
 }
 
-/// Returns the parameters of `export` under the names of `library`.
+/// Returns the parameters of the classifier of `export`, by Ocelli's names; none without one.
+fn head_tensors(export: &Export<'_>) -> Vec<NamedTensor> {
+    export.classifier.map(|classifier| classifier.head.tensors()).unwrap_or_default()
+}
+
+/// Returns the parameters of `export` and of its classifier under Ocelli's names.
+fn own_arrays(export: &Export<'_>) -> Arrays {
+    let mut arrays = ocelli_arrays(export);
+    for NamedTensor { name, shape, values } in head_tensors(export) {
+        arrays.insert(name, Array { shape, values });
+    }
+    arrays
+}
+
+/// Returns the parameters of `export` and of its classifier under the names of `library`.
 fn library_arrays(library: Library, format: Format, export: &Export<'_>) -> Result<Arrays, WeightsError> {
     if library == Library::Torchvision && export.model.n_channels() != RGB_CHANNELS {
         let reason = "torchvision's networks take images of three channels".into();
         return Err(unsupported(format, reason));
     }
-    exchange_of(export.model).arrays(library, export).map_err(|reason| unsupported(format, reason))
+    let arrays =
+        exchange_of(export.model).arrays(library, export).map_err(|reason| unsupported(format, reason))?;
+    match &export.classifier {
+        Some(classifier) => classifier::add(arrays, library, export, classifier.head)
+            .map_err(|reason| unsupported(format, reason)),
+        None => Ok(arrays),
+    }
 }
 
 /// Encodes `arrays` as the file `path`, in the format of its extension.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! pixels [B, C, H, W] f32, normalized  →  embedding [B, D]    patches [B, N, D], cells row by row
+//! of a classifier                      →  logits [B, classes], or their softmax: probabilities
 //! ```
 //!
 //! B is free, and so are H and W, except in a transformer, whose position embedding is made for the
@@ -11,9 +12,10 @@
 use prost::Message;
 
 use super::entries::entries;
-use crate::backbone::exchange_of;
-use crate::export::Export;
-use crate::onnx::{Graph, MetadataEntry, Model, OperatorSet};
+use super::head_tensors;
+use crate::backbone::{add_classifier, exchange_of};
+use crate::export::{Export, ExportedClassifier};
+use crate::onnx::{Graph, MetadataEntry, Model, OperatorSet, Setting};
 
 /// Version of the operators.
 const OPSET: i64 = 17;
@@ -30,20 +32,28 @@ const MAX_BYTES: usize = 2_000_000_000;
 /// A message, if the network is too large or has no graph for images of this size.
 pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
     check_size(export)?;
-    let mut graph = Graph::new(export.tensors, export.precision);
+    let head = head_tensors(export);
+    let mut graph = Graph::new(export.tensors.iter().chain(&head), export.precision);
     let px = export.preprocessing.transform.size_px as usize;
     let stride_px = export.model.stride_px();
     let outputs = exchange_of(export.model).build_graph(&mut graph, px)?;
     let side = outputs.has_fixed_size.then_some(px);
     let cells = side.map(|px| (px / stride_px) * (px / stride_px));
-    let graph = graph.finish(
-        &outputs.embedding,
-        &outputs.patches,
-        export.model.n_channels(),
-        side,
-        cells,
-        export.model.width(),
-    );
+    let channels = export.model.n_channels();
+    let graph = match &export.classifier {
+        Some(classifier) => {
+            let mut scores = add_classifier(&mut graph, &outputs.embedding)?;
+            if classifier.applies_softmax {
+                scores = graph.node("Softmax", &[&scores], &[Setting::Int("axis", -1)]);
+            }
+            let name = scores_name(classifier);
+            graph.finish_classifier(&scores, name, channels, side, classifier.head.classes.len())
+        }
+        None => {
+            let width = export.model.width();
+            graph.finish(&outputs.embedding, &outputs.patches, channels, side, cells, width)
+        }
+    };
     let mut entries = entries(export);
     entries.remove("format");
     let mut metadata: Vec<MetadataEntry> =
@@ -58,6 +68,11 @@ pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
         metadata_props: metadata,
     };
     if model.encoded_len() <= MAX_BYTES { Ok(model.encode_to_vec()) } else { Err(too_large(export)) }
+}
+
+/// Returns the name of a graph's output with the scores of the classes.
+fn scores_name(classifier: &ExportedClassifier<'_>) -> &'static str {
+    if classifier.applies_softmax { "probabilities" } else { "logits" }
 }
 
 /// Checks that the network of `export` has a graph in f32, whatever its weights are.

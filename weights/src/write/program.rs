@@ -1,23 +1,32 @@
-//! Programs for model cards: from an exported file and an image to a feature, in the library that
-//! the file is for.
+//! Programs for model cards: from an exported file and an image to a feature or a class, in the
+//! library that the file is for.
 
 use std::path::Path;
 
 use super::band_program;
 use super::format::Format;
-use super::loading::{Loaded, loaded, parameters, preprocessing};
+use super::loading::{
+    Loaded, loaded, output_name, parameters, preprocessing, print_output, print_with_names,
+};
 use crate::backbone::exchange_of;
 use crate::export::Export;
+use crate::metadata::CLASSES;
 
-/// Returns the program in Python that computes the feature of `photo.jpg` by the file or folder
-/// `path`.
+/// Names of the classes by number, of a timm model in Python.
+pub(super) const TIMM_CLASSES: &str = "model.pretrained_cfg[\"label_names\"]";
+
+/// Names of the classes by number, of a transformers model in Python.
+pub(super) const TRANSFORMERS_CLASSES: &str = "model.config.id2label";
+
+/// Returns the program in Python that computes the feature of `photo.jpg`, or its class, by the
+/// file or folder `path`.
 pub(super) fn program(path: &Path, format: Format, export: &Export<'_>) -> String {
     let name = quoted_name(path);
     if !export.preprocessing.pixels.format().is_rgb8() {
         return band_program::text(path, &name, format, export);
     }
     match format {
-        Format::Timm if format.is_folder(path) => timm_folder(&name),
+        Format::Timm if format.is_folder(path) => timm_folder(&name, export),
         Format::Transformers => transformers_folder(&name, export),
         Format::Onnx => onnx(&name, export),
         Format::Safetensors | Format::Timm | Format::Torchvision | Format::Dinov2 | Format::Dinov3 => {
@@ -38,7 +47,9 @@ fn quoted_name(path: &Path) -> String {
     name.replace('\\', "\\\\").replace('"', "\\\"")
 }
 
-fn timm_folder(name: &str) -> String {
+fn timm_folder(name: &str, export: &Export<'_>) -> String {
+    let output = output_name(export);
+    let print = print_output(export, TIMM_CLASSES);
     format!(
         "import timm
 import torch
@@ -48,13 +59,15 @@ model = timm.create_model(\"local-dir:{name}\", pretrained=True).eval()
 transform = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
 image = transform(Image.open(\"photo.jpg\").convert(\"RGB\"))
 with torch.no_grad():
-    feature = model(image[None])
-print(feature.shape)
-"
+    {output} = model(image[None])
+{print}"
     )
 }
 
 fn transformers_folder(name: &str, export: &Export<'_>) -> String {
+    if export.classifier.is_some() {
+        return transformers_classifier(name, export);
+    }
     let feature = exchange_of(export.model).transformers_feature();
     format!(
         "import torch
@@ -73,10 +86,49 @@ print(feature.shape)
     )
 }
 
+fn transformers_classifier(name: &str, export: &Export<'_>) -> String {
+    let print = print_output(export, TRANSFORMERS_CLASSES);
+    format!(
+        "import torch
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+processor = AutoImageProcessor.from_pretrained(\"{name}\")
+model = AutoModelForImageClassification.from_pretrained(\"{name}\").eval()
+inputs = processor(Image.open(\"photo.jpg\").convert(\"RGB\"), return_tensors=\"pt\")
+with torch.no_grad():
+    scores = model(**inputs).logits
+{print}"
+    )
+}
+
+/// Returns the statements that run the graph `session` on the array that the expression `pixels`
+/// is, and print the result.
+pub(super) fn run_graph(export: &Export<'_>, pixels: &str) -> String {
+    if export.classifier.is_some() {
+        let print = print_output(export, "classes");
+        return format!(
+            "(scores,) = session.run(None, {{\"pixels\": {pixels}}})
+classes = json.loads(session.get_modelmeta().custom_metadata_map[\"{CLASSES}\"])
+{print}"
+        );
+    }
+    format!("feature, patches = session.run(None, {{\"pixels\": {pixels}}})\n")
+}
+
+/// Returns the import that [`run_graph`] needs, with its newline.
+pub(super) fn graph_imports(export: &Export<'_>) -> &'static str {
+    if export.classifier.is_some() { "import json\n" } else { "" }
+}
+
 fn onnx(name: &str, export: &Export<'_>) -> String {
     let (resize_px, px, mean, std) = preprocessing(export);
+    let imports = graph_imports(export);
+    let run = run_graph(export, "colors.transpose(2, 0, 1)[None]");
+    // The features have two shapes.
+    let print = if export.classifier.is_some() { "" } else { "print(feature.shape, patches.shape)\n" };
     format!(
-        "import numpy
+        "{imports}import numpy
 import onnxruntime
 from PIL import Image
 
@@ -87,9 +139,7 @@ left, top = (image.width - {px}) // 2, (image.height - {px}) // 2
 image = image.crop((left, top, left + {px}, top + {px}))
 colors = (numpy.asarray(image, \"float32\") / 255 - numpy.float32({mean})) / numpy.float32({std})
 session = onnxruntime.InferenceSession(\"{name}\")
-feature, patches = session.run(None, {{\"pixels\": colors.transpose(2, 0, 1)[None]}})
-print(feature.shape, patches.shape)
-"
+{run}{print}"
     )
 }
 
@@ -99,6 +149,8 @@ fn state_dict(path: &Path, name: &str, format: Format, export: &Export<'_>) -> S
         return parameters(path, name, format);
     };
     let (resize_px, px, mean, std) = preprocessing(export);
+    let output = output_name(export);
+    let print = print_with_names(export);
     format!(
         "import torch
 {imports}from PIL import Image
@@ -112,8 +164,7 @@ from torchvision import transforms
 ])
 image = transform(Image.open(\"photo.jpg\").convert(\"RGB\"))
 with torch.no_grad():
-    feature = model(image[None])
-print(feature.shape)
-"
+    {output} = model(image[None])
+{print}"
     )
 }

@@ -1,10 +1,34 @@
 //! Configurations of transformers' folders.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+use super::classifier::NO_CLASSIFIER;
+use crate::backbone::exchange_of;
 use crate::decimal::decimals;
 use crate::export::Export;
 use crate::preprocessing::Preprocessing;
+
+/// Returns the contents of `config.json`.
+///
+/// # Errors
+/// A message, if transformers has no such network, or none with a classifier.
+pub(super) fn config(export: &Export<'_>) -> Result<Value, String> {
+    let exchange = exchange_of(export.model);
+    let mut config = exchange.transformers()?;
+    let Some(classifier) = &export.classifier else { return Ok(config) };
+    let model = exchange.transformers_classifier().ok_or(NO_CLASSIFIER)?;
+    let mut names = Map::new();
+    let mut numbers = Map::new();
+    for (number, class) in classifier.head.classes.iter().enumerate() {
+        names.insert(number.to_string(), class.as_str().into());
+        numbers.insert(class.clone(), number.into());
+    }
+    config["architectures"] = json!([model.architecture]);
+    config["id2label"] = Value::Object(names);
+    config["label2id"] = Value::Object(numbers);
+    config["problem_type"] = json!("single_label_classification");
+    Ok(config)
+}
 
 /// Returns the contents of `preprocessor_config.json`.
 pub(super) fn preprocessor(export: &Export<'_>) -> Value {

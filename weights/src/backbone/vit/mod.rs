@@ -9,7 +9,7 @@ mod write;
 use networks::{ModelConfig, NamedTensor, Positions, VitConfig};
 use serde_json::{Map, Value};
 
-use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel};
+use super::{Exchange, GraphOutputs, PythonNetwork, Recognized, TimmModel, TransformersClassifier};
 use crate::export::Export;
 use crate::file::Arrays;
 use crate::library::Library;
@@ -72,6 +72,18 @@ impl Exchange for VitConfig {
 
     fn transformers(&self) -> Result<Value, String> {
         write::transformers(self)
+    }
+
+    fn classifier(&self, library: Library) -> Option<&'static str> {
+        match library {
+            Library::Timm => Some("head"),
+            Library::Torchvision => Some("heads.head"),
+            _ => None,
+        }
+    }
+
+    fn transformers_classifier(&self) -> Option<TransformersClassifier> {
+        write::transformers_classifier(self)
     }
 
     fn transformers_feature(&self) -> &'static str {

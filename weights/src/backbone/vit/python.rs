@@ -4,7 +4,7 @@
 use networks::{MlpKind, Positions, QkvBias, VitConfig};
 
 use super::write::ratio_for;
-use crate::backbone::{PythonNetwork, in_chans};
+use crate::backbone::{PythonClassifier, PythonNetwork, in_chans};
 use crate::library::Library;
 
 /// Returns Python code that builds the network with the code of `library`.
@@ -81,7 +81,8 @@ fn torchvision_code(config: &VitConfig) -> PythonNetwork {
             config.width,
             config.hidden()
         ),
-        changes: "model.heads = torch.nn.Identity()\n".into(),
+        changes: String::new(),
+        classifier: Some(PythonClassifier { module: "heads", layer: "heads.head" }),
     }
 }
 
@@ -100,6 +101,7 @@ fn dinov2_code(config: &VitConfig) -> PythonNetwork {
             config.registers
         ),
         changes: String::new(),
+        classifier: None,
     }
 }
 
@@ -124,6 +126,7 @@ fn dinov3_code(config: &VitConfig) -> PythonNetwork {
             config.rope_base
         ),
         changes: String::new(),
+        classifier: None,
     }
 }
 

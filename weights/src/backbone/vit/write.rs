@@ -7,8 +7,8 @@ use super::names::{
     DINOV2, DINOV2_GATED, DINOV3, DINOV3_GATED, HF_DINOV2, HF_DINOV2_GATED, HF_DINOV3, HF_DINOV3_GATED,
     KEY_BIAS, Names, TIMM, TIMM_ROTARY, TIMM_ROTARY_GATED, TORCHVISION, VIT,
 };
-use crate::backbone::TimmModel;
 use crate::backbone::renamed::{ocelli_arrays, renamed_arrays};
+use crate::backbone::{TimmModel, TransformersClassifier};
 use crate::decimal::decimal;
 use crate::export::Export;
 use crate::file::{Array, Arrays};
@@ -216,13 +216,7 @@ fn sizes(config: &VitConfig, hidden: usize) -> Value {
 }
 
 fn constructor(architecture: &'static str, arguments: Value) -> TimmModel {
-    TimmModel {
-        architecture,
-        arguments,
-        first_conv: Some("patch_embed.proj"),
-        classifier: "head",
-        pool: "token",
-    }
+    TimmModel { architecture, arguments, first_conv: Some("patch_embed.proj"), pool: "token" }
 }
 
 /// Returns a ratio with which a library computes `hidden` channels from `width`, rounding down.
@@ -317,6 +311,24 @@ pub(super) fn transformers(config: &VitConfig) -> Result<Value, String> {
         json["num_register_tokens"] = json!(config.registers);
     }
     Ok(json)
+}
+
+/// Returns the `ViTForImageClassification`, or that of DINOv2; `None` for DINOv3, which has none.
+pub(super) fn transformers_classifier(config: &VitConfig) -> Option<TransformersClassifier> {
+    if is_rotary(config) {
+        return None;
+    }
+    let (architecture, backbone) = match (is_plain(config), config.registers) {
+        (true, _) => ("ViTForImageClassification", "vit"),
+        (false, 0) => ("Dinov2ForImageClassification", "dinov2"),
+        (false, _) => ("Dinov2WithRegistersForImageClassification", "dinov2_with_registers"),
+    };
+    Some(TransformersClassifier {
+        architecture,
+        backbone,
+        layer: "classifier",
+        reads_patches: !is_plain(config),
+    })
 }
 
 /// Returns `true` if the network is a plain ViT rather than one of DINOv2.
