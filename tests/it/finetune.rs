@@ -9,8 +9,10 @@ use std::process::Output;
 use std::sync::Arc;
 
 use burn_tensor::Device;
+use eval::image_sets::SplitShards;
+use pipeline::NoProgress;
 use serde_json::Value;
-use session::{Classifier, NetworkSettings, Session};
+use session::{Classifier, NetworkSettings, Session, classified_images};
 use trainer::Recipe;
 
 use crate::messages::{check_message, lines_with};
@@ -182,7 +184,7 @@ fn a_classifier_is_trained_from_weights_and_scored() {
     let features = world.text("features.npy");
     ok(&world.ocelli(&["embed", "--checkpoint", &run, "--shards", &val, "--out", &features]));
     let exported = world.text("backbone.safetensors");
-    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &exported]));
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--backbone-only", "--out", &exported]));
     ok(&world.ocelli(&["report", &run]));
     // The backbone is one to start from, without the classifier.
     ok(&finetune(&world, "f", "again", &["--set", "optim.length={steps=4}"]));
@@ -337,4 +339,62 @@ fn a_run_without_labels_is_no_classifier() {
     let opened = Classifier::open(&world.path("a"), &NetworkSettings::default(), &Device::flex());
     let error = opened.err().unwrap().to_string();
     check_message("finetune::a_run_without_labels_is_no_classifier", &error);
+}
+
+/// Returns the percentage of the validation images that the classifier in `path` classifies
+/// correctly.
+fn top1(world: &World, path: &Path) -> f64 {
+    let classifier = Classifier::open(path, &NetworkSettings::default(), &Device::flex()).unwrap();
+    assert_eq!(classifier.head.classes, CLASSES, "{}", path.display());
+    let images = SplitShards { test: vec![world.text("sets/val")], ..SplitShards::default() };
+    let network = &classifier.network;
+    let images = images.open_test(network.transform, network.rules, &world.storage()).unwrap();
+    let images = classified_images(images, &classifier.head.classes).unwrap();
+    let classified = classifier.score(&images, None, &NoProgress).unwrap();
+    let row = classifier.row(&classified, &images, path).unwrap();
+    assert_eq!(row.metric, "top1");
+    classified.outcome.value()
+}
+
+/// An exported classifier is read back, and scores as that of the run; what cannot be exported is
+/// refused, with what to do.
+#[test]
+fn an_exported_classifier_scores_as_that_of_the_run() {
+    const NAME: &str = "finetune::an_exported_classifier_scores_as_that_of_the_run";
+    let world = prepare();
+    let sets = ["sets/train", "sets/val"];
+    let steps = ["--set", "optim.length={steps=20}"];
+    let refused =
+        finetune_on(&world, "alone.toml", sets, "f", &[&steps[..], &["--export", "dinov2"]].concat());
+    check_message(&format!("{NAME}.format_of_the_run"), &fails(&refused, 2));
+    assert!(!world.path("f").exists());
+    let more = [&steps[..], &["--export", "safetensors", "--json"]].concat();
+    let output = finetune_on(&world, "alone.toml", sets, "f", &more);
+    ok(&output);
+    let answer = json_of(&output);
+    let exported = answer["export"].as_str().unwrap().to_string();
+    assert!(exported.ends_with("export-safetensors/classifier.safetensors"), "{exported}");
+    let expected = answer["top1"].as_f64().unwrap();
+    assert_eq!(top1(&world, &world.path("f")), expected);
+    assert_eq!(top1(&world, Path::new(&exported)), expected);
+    // From the file to another one, as from the run.
+    let graph = world.text("classifier.onnx");
+    ok(&world.ocelli(&["export", "--checkpoint", &exported, "--out", &graph, "--softmax"]));
+    assert_eq!(top1(&world, Path::new(&graph)), expected);
+
+    let run = world.text("f");
+    let backbone = world.text("backbone.safetensors");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &backbone, "--backbone-only"]));
+    let opened = Classifier::open(Path::new(&backbone), &NetworkSettings::default(), &Device::flex());
+    check_message(&format!("{NAME}.backbone"), &opened.err().unwrap().to_string());
+    let out = world.text("refused.pth");
+    let export = ["export", "--checkpoint", &run, "--format", "dinov2", "--out", &out];
+    check_message(&format!("{NAME}.format"), &fails(&world.ocelli(&export), 2));
+    ok(&world.ocelli(&[&export[..], &["--backbone-only"]].concat()));
+    let folder = world.text("folder");
+    let export = ["export", "--checkpoint", &run, "--format", "timm", "--out", &folder, "--softmax"];
+    check_message(&format!("{NAME}.softmax_of_weights"), &fails(&world.ocelli(&export), 2));
+    let graph = world.text("backbone.onnx");
+    let export = ["export", "--checkpoint", &backbone, "--out", &graph, "--softmax"];
+    check_message(&format!("{NAME}.softmax_of_a_backbone"), &fails(&world.ocelli(&export), 2));
 }
