@@ -91,8 +91,8 @@ impl NormGradient {
     pub(super) fn compute(&self, end: Option<&BranchEnd<'_>>, wants_sums: bool) -> NormGradients {
         let x = &self.x;
         let gx = x.empty_like();
-        // In place of absent inputs, buffers of the right type that are not read; in place of absent
-        // outputs, small ones that are not written.
+        // Absent inputs are replaced by buffers of the right type that are not read, absent outputs
+        // by small ones that are not written.
         let skipped = self.skip.as_ref().map_or_else(|| x.clone(), Rows::new);
         let scaled = end.and_then(|end| end.scale.as_ref());
         let scale = scaled.map_or_else(|| x.clone(), |scaled| Rows::new(&scaled.scale));
