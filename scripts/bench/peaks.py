@@ -12,6 +12,8 @@ import json
 import os
 import subprocess
 
+VIT_S = 'model={{arch="vit",image_px={},patch_px={},width=384,depth=12,heads=6,layer_scale=1e-5,drop_path=0.1}}'
+
 RECIPES = [
     ("dino_cifar", 64, []),
     ("swav_cifar", 64, []),
@@ -28,6 +30,24 @@ RECIPES = [
     ("moco_v3_resnet50", 8, []),
     ("moco_v3_vits16", 8, []),
     ("seer_regnety_32gf", 8, ['model.size="800mf"']),
+    ("mae_cifar", 64, []),
+    ("ijepa_cifar", 64, []),
+    ("data2vec_cifar", 64, []),
+    ("byol_cifar", 64, []),
+    ("barlow_twins_cifar", 64, []),
+    ("vicreg_cifar", 64, []),
+    # High resolution at the size of a ViT-S: 1,370 tokens; 2,305 and, for Gram's teacher, 5,185.
+    ("dinov2_continue", 2, [VIT_S.format(518, 14), "views.global_px=518"]),
+    (
+        "dinov3_vit7b16_highres",
+        2,
+        [
+            *("model.width=384", "model.depth=12", "model.heads=6", "model.mlp=gelu", "model.mlp_ratio=4"),
+            *("method.prototypes=16384", "method.head_hidden=2048", "method.head_bottleneck=256"),
+            *("method.patch_head={prototypes=16384,hidden=2048,bottleneck=256}", "method.koleo_group=1"),
+            *("method.mask_group=1", "views.mix=[]", "views.global_px=768", "views.gram_px=1152"),
+        ],
+    ),
     # Scores are most of the memory.
     ("dino_cifar", 64, ["method.prototypes=65536"]),
     ("dinov2_cifar", 32, ["method.prototypes=65536"]),

@@ -7,11 +7,12 @@ average of all of it. Needs torch and timm.
     python scripts/bench/peer_dinov2.py --batch 4 --prototypes 16384 [--threads 2] [--repeats 5]
     ocelli bench step --recipe scripts/bench/dinov2_vits14.toml --batch 4
 
-Prints the median time of a step.
+Prints the median time of a step and the peak of memory.
 """
 
 import argparse
 import copy
+import resource
 import statistics
 import time
 
@@ -111,12 +112,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    loaded = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step, times = Step(args), []
     for _ in range(args.repeats + 1):
         start = time.perf_counter()
         step.run()
         times.append(time.perf_counter() - start)
     print(f"{statistics.median(times[1:]) * 1e3:.0f} ms a step of {args.batch} images, {min(times[1:]) * 1e3:.0f} at best")
+    # In KiB on Linux. Part of it is PyTorch itself.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"peak {peak * 1024 / 1e6:.0f} MB, of which {loaded * 1024 / 1e6:.0f} before the network was made")
 
 
 if __name__ == "__main__":
