@@ -82,6 +82,19 @@ fn steps_and_time_of_a_run_are_planned() {
     assert!(fails(&plan(&["--gpu", "h300"]), 2).contains("h200"));
 }
 
+/// Of four blocks, the last and the norm are trained.
+#[test]
+fn units_that_are_not_trained_take_less_time_and_memory() {
+    let args = ["--recipe", "classify_cifar", "--ranks", "1", "--gpu", "h100", "--memory-gb", "200"];
+    let all = json(&args);
+    let last = json(&[&args[..], &["--set", "optim.trained_units=2"]].concat());
+    for key in ["activation_bytes", "step_s"] {
+        let before = all["rows"][0][key].as_f64().unwrap();
+        let after = last["rows"][0][key].as_f64().unwrap();
+        assert!(after < 0.8 * before, "{key}: {after}, with all units {before}");
+    }
+}
+
 /// Published runs: recipe, GPU, number of GPUs, images of each, whether activations are recomputed,
 /// and seconds of a step.
 const PUBLISHED: [(&str, &str, usize, usize, bool, f64); 6] = [

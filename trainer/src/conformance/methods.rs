@@ -262,7 +262,7 @@ fn statistics_wait_for_no_gather() {
 }
 
 /// Returns the first moments of a run, by unit.
-fn first_moments(run: &Trained) -> Vec<Vec<f32>> {
+pub(super) fn first_moments(run: &Trained) -> Vec<Vec<f32>> {
     let mut moments = Vec::new();
     for (_, name, values) in &run.buffers {
         if *name == "exp_avg" {

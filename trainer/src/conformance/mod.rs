@@ -5,6 +5,7 @@
 mod collectives;
 mod columns;
 mod division;
+mod fixed;
 mod levels;
 mod methods;
 mod step;

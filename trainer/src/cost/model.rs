@@ -86,6 +86,8 @@ pub struct ModelCost {
     pub name: String,
     /// The trained network.
     pub trained: NetworkCost,
+    /// Number of units at the beginning of its backbone that are never trained.
+    pub n_fixed: usize,
     /// The other networks.
     pub others: Vec<NetworkCost>,
     /// Number of moments that the optimizer keeps for each parameter.
@@ -155,6 +157,7 @@ impl ModelCost {
         Self {
             name: "model".into(),
             trained: NetworkCost { name: "net".into(), is_frozen: false, backbone, head: Vec::new() },
+            n_fixed: 0,
             others: Vec::new(),
             n_moments: 1,
             pixels: 0.0,
@@ -238,7 +241,20 @@ pub fn model_cost(plan: &Plan) -> Result<ModelCost, TrainError> {
         let cost = views_cost(&recipe.name, model, method.as_ref(), &views, n_moments, max_numel);
         choices.push((share, cost));
     }
-    Ok(mixed_cost(&choices))
+    Ok(ModelCost { n_fixed: n_fixed(plan, method.as_ref()), ..mixed_cost(&choices) })
+}
+
+/// Returns the number of units at the beginning of the trained backbone of `plan` that are never
+/// trained, after division.
+fn n_fixed(plan: &Plan, method: &dyn Method) -> usize {
+    let networks = method.networks();
+    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
+    let Some(network) = trained else { return 0 };
+    let mut undivided = Vec::new();
+    for part in divided(network.units(&plan.recipe.model), plan.recipe.run.max_unit_parameters) {
+        undivided.push(part.index);
+    }
+    plan.step_config().rates.n_fixed(&undivided)
 }
 
 /// Returns the costs of batches that are one of `choices`, by share: the memory of the largest, and
@@ -299,6 +315,7 @@ pub(super) fn views_cost(
         name: name.to_string(),
         // Plans check that each method has exactly one; presets use the same methods.
         trained: trained.expect("a network that is trained by gradient"),
+        n_fixed: 0,
         others,
         n_moments,
         pixels: (inputs.len() * pixels) as f64,

@@ -167,7 +167,10 @@ impl Walk {
                 }
             }
         }
-        self.check(self.gradients.at_end_bytes());
+        // Gradients of units that are never trained are zeros.
+        let fixed = &placed.model.trained.backbone[..placed.model.n_fixed];
+        let zeros: f64 = fixed.iter().map(|unit| placed.shard(unit)).sum();
+        self.check(self.gradients.at_end_bytes() + F32 * zeros);
     }
 
     /// Submits the next gather, unless one is in transfer. It takes a buffer that waits, if one is
@@ -196,6 +199,9 @@ impl Walk {
         let backbone = &placed.model.trained.backbone;
         match event {
             Event::Forward { unit, retention } => {
+                if !placed.segments().is_trained(unit) {
+                    self.check(inferred_bytes(placed, unit));
+                }
                 self.activation_bytes += match retention {
                     Retention { graph: true, .. } => placed.graph_bytes(&backbone[unit], placed.n_images()),
                     Retention { input: true, .. } => placed.kept_bytes(&backbone[unit]),
@@ -278,6 +284,15 @@ fn recomputed_bytes(placed: PlacedModel<'_>, index: usize) -> f64 {
     graph + (output + given / n_micro_batches).max(output / n_micro_batches + given)
 }
 
+/// Returns the bytes of the input and output of unit `index`, which is never trained, and an upper
+/// limit of what it holds between them.
+fn inferred_bytes(placed: PlacedModel<'_>, index: usize) -> f64 {
+    let backbone = &placed.model.trained.backbone;
+    let unit = &backbone[index];
+    let output = backbone.get(index + 1).map_or(0.0, |next| placed.given_bytes(next));
+    placed.given_bytes(unit) + placed.graph_bytes(unit, placed.micro_batch()) + output
+}
+
 /// Returns the bytes of the buffers of products: each worker's, and one in f32 for the heads, which
 /// other threads help to compute: each of them may keep another one.
 fn product_buffer_bytes(placed: PlacedModel<'_>) -> f64 {
@@ -299,6 +314,7 @@ mod tests {
     use super::*;
     use crate::cost::UnitCost;
     use crate::step::precision::Precision;
+    use networks::unit::Elements;
 
     /// Takes a buffer of the pool.
     fn take(walk: &mut Walk, n_words: usize) -> WeightBuffer {
@@ -324,6 +340,24 @@ mod tests {
         walk.release(again);
         take(&mut walk, 10);
         assert_eq!(buffer_bytes(&mut walk), 440.0);
+    }
+
+    /// Units that are never trained keep no graph and have no gradient but zeros.
+    #[test]
+    fn fixed_units_take_less_memory() {
+        let unit = UnitCost { numel: 1000, graph: Elements::wide(1e6), ..UnitCost::empty("unit") };
+        let units = vec![unit; 4];
+        let placement = Placement { keep: 4, ..Placement::one_image_each(1) };
+        let mut peaks = Vec::new();
+        for n_fixed in 0..=4 {
+            let model = ModelCost { n_fixed, ..ModelCost::with_backbone(units.clone()) };
+            peaks.push(memory(&model, &placement).peak_bytes());
+        }
+        // Of the last unit, the graph while it runs is counted in any case.
+        for pair in peaks[..4].windows(2) {
+            assert!((pair[0] - pair[1] - F32 * 1e6).abs() < 0.1 * F32 * 1e6, "{peaks:?}");
+        }
+        assert!(peaks[4] <= peaks[3], "{peaks:?}");
     }
 
     /// A unit of two ranks that keeps its weights, and one of a rank that rounds them.

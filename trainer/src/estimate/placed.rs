@@ -77,7 +77,9 @@ impl<'a> PlacedModel<'a> {
 
     /// The units of the trained backbone that keep no graph, in segments.
     pub(super) fn segments(&self) -> Segments {
-        Segments::new(self.model.trained.backbone.len(), self.placement.keep, self.placement.segment)
+        let n_backbone = self.model.trained.backbone.len();
+        let segments = Segments::new(n_backbone, self.placement.keep, self.placement.segment);
+        segments.after_fixed(self.model.n_fixed)
     }
 
     /// Returns the work of events.

@@ -6,6 +6,9 @@
 //!
 //! Unit 0 is the embedding, unit n - 1 the last norm.
 //! ```
+//!
+//! Units before the last [`LayerRates::trained_units`] are never trained: a step computes no
+//! gradient for them, and the optimizer passes over them.
 
 use super::state::UnitShard;
 
@@ -18,25 +21,39 @@ pub struct LayerRates {
     pub patch_rate: f64,
     /// Steps at the beginning of a run during which the backbone is frozen.
     pub frozen_steps: u64,
+    /// Number of units, counted from the last, that are trained; `None` for all.
+    pub trained_units: Option<usize>,
 }
 
 impl Default for LayerRates {
     fn default() -> Self {
-        Self { layer_decay: 1.0, patch_rate: 1.0, frozen_steps: 0 }
+        Self { layer_decay: 1.0, patch_rate: 1.0, frozen_steps: 0, trained_units: None }
     }
 }
 
 impl LayerRates {
-    /// Scales the rates of a backbone's units, and freezes the units for the first steps.
-    /// `undivided` has, in the order of `shards`, the index of the undivided unit of each.
+    /// Returns the number of units of a backbone, counted from the first, that are never trained.
+    /// `undivided` has the index of the undivided unit of each unit.
+    pub(crate) fn n_fixed(self, undivided: &[usize]) -> usize {
+        let Some(n_trained) = self.trained_units else { return 0 };
+        let n_undivided = undivided.last().map_or(0, |last| last + 1);
+        let first_trained = n_undivided.saturating_sub(n_trained);
+        undivided.iter().filter(|index| **index < first_trained).count()
+    }
+
+    /// Scales the rates of a backbone's units, and freezes the units for the first steps, or for
+    /// all of them. `undivided` has, in the order of `shards`, the index of the undivided unit of
+    /// each.
     pub(crate) fn apply(self, shards: &mut [UnitShard], undivided: &[usize]) {
         let last = undivided.last().map_or(0, |last| *last);
-        for (shard, index) in shards.iter_mut().zip(undivided) {
+        let n_fixed = self.n_fixed(undivided);
+        for (position, (shard, index)) in shards.iter_mut().zip(undivided).enumerate() {
             let n_after = (last - index) as i32;
+            let frozen_steps = if position < n_fixed { u64::MAX } else { self.frozen_steps };
             for slot in &mut shard.layout.params {
                 let patch_rate = if slot.spec.projects_patches { self.patch_rate } else { 1.0 };
                 slot.spec.lr_scale *= self.layer_decay.powi(n_after) * patch_rate;
-                slot.spec.frozen_steps = slot.spec.frozen_steps.max(self.frozen_steps);
+                slot.spec.frozen_steps = slot.spec.frozen_steps.max(frozen_steps);
             }
         }
     }
@@ -63,7 +80,9 @@ mod tests {
         for unit in model.masked_units(Readout::All).unwrap() {
             shards.push(UnitShard::init(unit.as_ref(), 0, Topology::SINGLE_RANK, &[], &device));
         }
-        LayerRates { layer_decay: 0.9, patch_rate: 0.2, frozen_steps: 7 }.apply(&mut shards, &[0, 1, 2, 3]);
+        let rates =
+            LayerRates { layer_decay: 0.9, patch_rate: 0.2, frozen_steps: 7, ..LayerRates::default() };
+        rates.apply(&mut shards, &[0, 1, 2, 3]);
         let expected = [
             ("patch_embed.proj.weight", 0.9f64.powi(3) * 0.2),
             ("patch_embed.proj.bias", 0.9f64.powi(3) * 0.2),
@@ -81,6 +100,17 @@ mod tests {
             let (_, slot) = slots.find(|(shard, slot)| shard.layout.full_name(slot) == name).unwrap();
             assert_eq!(slot.spec.frozen_steps, 7);
             assert!((slot.spec.lr_scale - rate).abs() < 1e-12, "{name}: {}", slot.spec.lr_scale);
+        }
+    }
+
+    /// All parts of a unit are trained, or none is.
+    #[test]
+    fn the_last_units_are_trained() {
+        let undivided = [0, 1, 1, 1, 2, 2, 3];
+        let numbers = [(None, 0), (Some(0), 7), (Some(1), 6), (Some(2), 4), (Some(3), 1), (Some(4), 0)];
+        for (trained_units, n_fixed) in numbers {
+            let rates = LayerRates { trained_units, ..LayerRates::default() };
+            assert_eq!(rates.n_fixed(&undivided), n_fixed, "{trained_units:?}");
         }
     }
 }

@@ -3,11 +3,11 @@
 use augment::ViewMix;
 use networks::backbone::ModelConfig;
 
-use super::ViewsConfig;
 use super::channels::check_channels;
 use super::optim::LrSchedule;
 use super::plan::Plan;
 use super::values::check_values;
+use super::{Recipe, ViewsConfig};
 use crate::error::TrainError;
 use crate::method;
 use crate::method::network::{NetworkSpec, UpdateRule};
@@ -37,6 +37,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     check_channels(recipe, &networks).map_err(|reason| recipe.error(reason))?;
     method::check::check_masks_fit(&networks, &recipe.model).map_err(|reason| recipe.error(reason))?;
     check_repeats(&recipe.views, &networks, all_sizes.len()).map_err(|reason| recipe.error(reason))?;
+    check_trained_units(recipe, &networks).map_err(|reason| recipe.error(reason))?;
     let optim = &recipe.optim;
     if !optim.batch_size.is_multiple_of(optim.stat_images()) {
         return Err(recipe.error(format!(
@@ -66,6 +67,24 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
             plan.warmup_steps + plan.cooldown_steps,
             plan.total_steps
         )));
+    }
+    Ok(())
+}
+
+/// Checks that the backbone of the trained network has the units that are to be trained, and that
+/// something is trained.
+fn check_trained_units(recipe: &Recipe, networks: &[NetworkSpec]) -> Result<(), String> {
+    let Some(n_trained) = recipe.optim.trained_units else { return Ok(()) };
+    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
+    let Some(network) = trained else { return Ok(()) };
+    let n_units = network.units(&recipe.model).len();
+    if n_trained > n_units {
+        return Err(format!(
+            "optim.trained_units {n_trained}: the backbone has {n_units} units; remove it to train all"
+        ));
+    }
+    if n_trained == 0 && network.heads.is_empty() {
+        return Err("optim.trained_units 0: without heads, nothing would be trained".into());
     }
     Ok(())
 }

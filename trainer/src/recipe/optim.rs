@@ -79,6 +79,14 @@ pub struct OptimConfig {
     /// new heads do not disturb its initial weights; none by default.
     #[serde(default = "no_time", skip_serializing_if = "is_no_time")]
     pub freeze_backbone: Duration,
+    /// Number of units of the trained network's backbone, counted from the last, that are trained;
+    /// all by default. The last unit of a transformer is its norm, the first its embedding, the
+    /// others its blocks: 5 are the last four blocks and the norm, and 0 trains only heads. The
+    /// units before them keep their initial weights and run as in training, without graphs and
+    /// without a backward pass: steps take less time and memory. Running statistics still follow
+    /// the batches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_units: Option<usize>,
     /// Number of micro-batches in a global batch, over all ranks; 0 for one per rank, or more where
     /// `stat_images` needs it. A rank passes its micro-batches through a unit one at a time, so a
     /// unit that does not keep its graph needs activation memory for only one. The order of sums

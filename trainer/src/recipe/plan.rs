@@ -383,6 +383,7 @@ impl Plan {
                 layer_decay: self.recipe.optim.layer_decay,
                 patch_rate: self.recipe.optim.patch_rate,
                 frozen_steps: self.frozen_backbone_steps,
+                trained_units: self.recipe.optim.trained_units,
             },
         }
     }

@@ -31,7 +31,7 @@ pub struct StepConfig {
     /// Data that is sharded over ranks.
     pub sharding: Sharding,
     /// Ratios of the learning rates of the trained backbone's units to the learning rate of the
-    /// run.
+    /// run, and the units that are trained.
     pub rates: LayerRates,
     /// Whether the shards are in host memory whatever the device that computes.
     pub offload: bool,

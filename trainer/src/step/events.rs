@@ -7,6 +7,9 @@
 //!                              gather u → backward u → reduce u, from its last unit to its first
 //! ```
 //!
+//! Units at the beginning of the trained backbone that are never trained run forward, and have no
+//! part in the rest.
+//!
 //! The step runs these events one after another ([`super::execution`]), and estimates follow them
 //! ([`crate::estimate`]): a change of the order is a change of both. Weights that a unit keeps from
 //! its forward to its backward pass are gathered once. A gather is submitted while the unit before
@@ -84,7 +87,8 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// Creates the schedule of a step with the networks `others`, which see views and have no
-    /// gradients, and with `trained`, whose units without graph are those of `segments`.
+    /// gradients, and with `trained`, whose units without graph and without training are those of
+    /// `segments`.
     pub(crate) fn new(
         others: &[NetworkUnits],
         trained: NetworkUnits,
@@ -162,7 +166,8 @@ fn push_repeated_gather(events: &mut Vec<Event>, unit: usize, segments: Segments
 /// Returns what unit `unit` of the trained backbone keeps.
 fn retention(unit: usize, segments: Segments, sharding: Sharding) -> Retention {
     let graph = unit >= segments.n_units;
-    Retention { graph, weights: graph || sharding == Sharding::Grad, input: segments.keeps_input(unit) }
+    let weights = graph || (sharding == Sharding::Grad && segments.is_trained(unit));
+    Retention { graph, weights, input: segments.keeps_input(unit) }
 }
 
 #[cfg(test)]
@@ -217,5 +222,31 @@ mod tests {
         }
         reduced.sort_unstable();
         assert_eq!(reduced, [0, 1, 2, 3, 4]);
+    }
+
+    /// Units that are never trained are gathered once, keep nothing, and send no gradient.
+    #[test]
+    fn fixed_units_only_run_forward() {
+        let units = NetworkUnits { n_backbone: 5, n_heads: 1 };
+        for sharding in [Sharding::Full, Sharding::Grad] {
+            let segments = Segments::new(5, 1, 2).after_fixed(2);
+            let schedule = Schedule::new(&[], units, segments, sharding);
+            let nothing = Retention { graph: false, weights: false, input: false };
+            for unit in 0..2 {
+                assert!(schedule.forward.contains(&Event::Forward { unit, retention: nothing }));
+            }
+            let mut seen = Vec::new();
+            for event in &schedule.backward {
+                match *event {
+                    Event::Repeat { unit } | Event::Backward { unit, .. } => seen.push(unit),
+                    Event::Reduce { .. } | Event::Gather { .. } => {}
+                    _ => panic!("{event:?} in the backward pass"),
+                }
+            }
+            assert_eq!(seen, [4, 2, 3, 2]);
+            assert_eq!(gathers(&schedule).iter().filter(|(_, unit)| *unit < 2).count(), 2);
+        }
+        let linear = Segments::new(5, 5, 1).after_fixed(5);
+        assert!(Schedule::new(&[], units, linear, Sharding::Full).backward.is_empty());
     }
 }

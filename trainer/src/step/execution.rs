@@ -38,6 +38,8 @@ pub(super) struct StepInputs<'a> {
     pub(super) trained: RunningNetwork<'a>,
     /// Random numbers of each unit of the trained backbone.
     pub(super) draws: Vec<UnitDraws>,
+    /// Number of units at the beginning of the trained backbone that are never trained.
+    pub(super) n_fixed: usize,
     /// Micro-batches of the column group.
     pub(super) group: GroupBatch<'a>,
     /// Heads and loss of the trained network.
@@ -139,7 +141,8 @@ impl<'a> Execution<'a> {
     }
 
     /// Waits for all reductions. Returns the shards of the mean gradients over `n_micro_batches` on
-    /// `device`, by unit of the trained network, and the other results.
+    /// `device`, by unit of the trained network, and the other results. Gradients of units that are
+    /// never trained are zero.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -149,9 +152,14 @@ impl<'a> Execution<'a> {
         device: &Device,
     ) -> Result<(Vec<Tensor<1>>, StepResults), EngineError> {
         let sums = self.reductions.finish()?;
-        assert_eq!(sums.len(), self.inputs.trained.network.shards.len(), "a gradient for every unit");
+        let shards = self.inputs.trained.network.shards;
+        let n_fixed = self.inputs.n_fixed;
+        assert_eq!(sums.len(), shards.len() - n_fixed, "a gradient for every trained unit");
         let factor = 1.0 / n_micro_batches as f32;
-        let mut means = Vec::with_capacity(sums.len());
+        let mut means = Vec::with_capacity(shards.len());
+        for shard in &shards[..n_fixed] {
+            means.push(Tensor::zeros([shard.len()], device));
+        }
         for sum in sums.into_values() {
             let mean = if n_micro_batches > 1 { host::scale(sum, factor) } else { sum };
             means.push(mean.to_device(device));
@@ -239,16 +247,23 @@ impl<'a> Execution<'a> {
         let gathered = network.gathered(unit, &flat);
         let batches = std::mem::take(&mut self.features);
         let draws = &self.inputs.draws[unit];
+        let wants_input = self.wants_input(unit);
         let on_sent = &mut || self.gathers.look_ahead();
         let tape;
         (self.features, tape) = if retention.graph || retention.input {
-            passes.forward(gathered, batches, draws, retention.graph, unit > 0, on_sent)?
+            passes.forward(gathered, batches, draws, retention.graph, wants_input, on_sent)?
         } else {
             passes.forward_in_segment(gathered, batches, draws, on_sent)?
         };
         self.results.observations.extend(network.observed(unit, gathered, &tape.totals(), passes));
         self.tapes.push((tape, retention.weights.then_some(flat)));
         Ok(())
+    }
+
+    /// Returns whether the input of unit `unit` of the trained backbone needs a gradient: that of
+    /// the first trained unit does not.
+    fn wants_input(&self, unit: usize) -> bool {
+        unit > self.inputs.n_fixed
     }
 
     /// Runs the heads of the trained network and the loss, forward and backward.
@@ -304,9 +319,10 @@ impl<'a> Execution<'a> {
         let gathered = network.gathered(unit, &flat);
         let grads = std::mem::take(&mut self.grads);
         let draws = &self.inputs.draws[unit];
+        let wants_input = self.wants_input(unit);
         let on_sent = &mut || self.gathers.look_ahead().and_then(|()| self.reductions.release());
         let params;
-        (self.grads, params) = passes.backward(gathered, tape, grads, draws, unit > 0, on_sent)?;
+        (self.grads, params) = passes.backward(gathered, tape, grads, draws, wants_input, on_sent)?;
         // Rounding to the type on the wire gives the same values here as before the transfer.
         self.flat_grads.insert(unit, params.flat(gathered.layout, self.inputs.wire.dtype()));
         Ok(())

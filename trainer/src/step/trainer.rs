@@ -286,7 +286,8 @@ impl Trainer {
             others.push(self.running_network(network, sets));
         }
         let running = self.running_network(trained, &trained_sets);
-        let schedule = self.schedule();
+        let segments = self.segments();
+        let schedule = self.schedule(segments);
         let requests = gather_requests(&schedule, &others, running, self.config.precision);
         let gathers = GatherQueue::new(&self.comm, requests, &self.device)?;
         let mut batches = batches();
@@ -303,6 +304,7 @@ impl Trainer {
             others,
             trained: running,
             draws: step_draws.unit_draws(trained.net, &trained.net.sizes()),
+            n_fixed: segments.n_fixed,
             group,
             scoring: self.scoring(running, scheduled_values.step, group, &labels),
             wire: self.config.precision.reduce,
@@ -329,13 +331,19 @@ impl Trainer {
         Ok(Gradients { shards, scalars, observed, constrained, observations, embeddings, phases })
     }
 
+    /// Returns the segments of the trained backbone.
+    fn segments(&self) -> Segments {
+        let trained = self.nets.trained();
+        let StepConfig { n_kept_graphs, segment_len, rates, .. } = self.config;
+        let segments = Segments::new(trained.backbone.len(), n_kept_graphs, segment_len);
+        segments.after_fixed(rates.n_fixed(&trained.undivided))
+    }
+
     /// Returns the order of a step.
-    fn schedule(&self) -> Schedule {
+    fn schedule(&self, segments: Segments) -> Schedule {
         let others = self.nets.others_with_views().map(|index| self.nets.list[index].n_units());
-        let trained = self.nets.list[self.nets.trained].n_units();
-        let StepConfig { n_kept_graphs, segment_len, sharding, .. } = self.config;
-        let segments = Segments::new(trained.n_backbone, n_kept_graphs, segment_len);
-        Schedule::new(&others.collect::<Vec<_>>(), trained, segments, sharding)
+        let trained = self.nets.trained().n_units();
+        Schedule::new(&others.collect::<Vec<_>>(), trained, segments, self.config.sharding)
     }
 
     /// Returns the sets of view sizes that share batch statistics, among those that `net` sees.

@@ -203,6 +203,9 @@ fn print_networks(model: &ModelCost) {
         UnitCost::total_numel(&model.trained.head) as f64 / 1e6,
         model.trained.head.len()
     );
+    if model.n_fixed > 0 {
+        prose!("the first {} of the backbone: never trained", counted(model.n_fixed as u64, "unit"));
+    }
     for network in &model.others {
         let kind = if network.is_frozen { ", frozen" } else { "" };
         prose!("also {}: {:.1} M parameters{kind}", network.name, network.numel() as f64 / 1e6);
