@@ -28,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from barlowtwins import barlowtwins
 from byol import byol
+from classification import classification
 from data2vec import data2vec
 from dino import DINO_RESNET, DINO_VIT, balanced, dino
 from dinov2_training import dinov2
@@ -71,6 +72,9 @@ def runs(paths, folder: str) -> dict:
         "byol": lambda: byol("byol_c", 12, 0.1),
         # Written out: the authors' code is not among the repositories.
         "data2vec": lambda: data2vec("data2vec", 5e-3),
+        # Written out: the authors' scripts are tied to their data paths. The second trains the last block and the norm alone.
+        "classification": lambda: classification("classification", 4),
+        "classification_last": lambda: classification("classification", 2),
         "dinov2_shared": lambda: dinov2(paths, "dinov2_shared", False, "centering", 0.02, {}),
         "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
             "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),

@@ -1,19 +1,20 @@
 //! Comparison with runs of the official training code (`scripts/golden/official`) from equal
 //! weights and equal views: learning rates and losses of every step, weights of all networks at the
-//! end, the queue of SwAV and the center of DINO.
+//! end, the queue of SwAV and the center of DINO. Of runs with labels, also the gradients of the
+//! first step.
 //!
-//! Runs have 12 to 20 steps. Losses agree to 1e-5 to 5e-5, and parameters to 1e-4 of the largest
+//! Runs have 10 to 20 steps. Losses agree to 1e-5 to 5e-5, and parameters to 1e-4 of the largest
 //! value or better.
 
-use augment::{Batch, Views};
+use augment::{Batch, SoftLabel, Views};
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use ranks::communicator::Communicator;
 
 use super::names::{uniform, weights};
 use super::runs::{
-    DINO, ONE_SIZE, Run, barlow_twins, byol, data2vec, dino, dino_resnet, dinov2, dinov3, distillation,
-    ijepa, lejepa, mae, moco_resnet, moco_vit, simclr, swav, vicreg, views,
+    DINO, ONE_SIZE, Run, barlow_twins, byol, classification, data2vec, dino, dino_resnet, dinov2, dinov3,
+    distillation, ijepa, lejepa, mae, moco_resnet, moco_vit, simclr, swav, vicreg, views,
 };
 use super::{Golden, assert_near};
 use crate::optim::state::UnitShard;
@@ -22,10 +23,14 @@ use crate::{Plan, Recipe};
 
 const BATCH: usize = 16;
 
+/// Tolerance of the gradients of a parameter, relative to the largest.
+const GRADIENTS: f32 = 2e-5;
+
 /// Number of different batches, which a run repeats.
 const N_BATCHES: u64 = 3;
 
-/// Returns batch `index` of the views `name`: noise around one color per image.
+/// Returns batch `index` of the views `name`: noise around one color per image. The classes of
+/// images, if there are any, follow one another.
 fn batch(plan: &Plan, name: &str, index: u64) -> Batch {
     let colors = uniform(&format!("{name}.{index}.colors"), 3 * BATCH);
     let mut samples: Vec<Views> = (0..BATCH).map(|_| Views { groups: Vec::new() }).collect();
@@ -42,7 +47,25 @@ fn batch(plan: &Plan, name: &str, index: u64) -> Batch {
             samples[image].groups.push(pixels);
         }
     }
-    Batch { index, samples, labels: Vec::new(), sample_ids: (0..BATCH as u64).collect() }
+    let n_classes = plan.recipe.method.classes().map_or(0, <[String]>::len) as u64;
+    let mut labels: Vec<SoftLabel> = Vec::new();
+    if n_classes > 0 {
+        for image in 0..BATCH as u64 {
+            labels.push(vec![(((image + index) % n_classes) as u32, 1.0)]);
+        }
+    }
+    Batch { index, samples, labels, sample_ids: (0..BATCH as u64).collect() }
+}
+
+/// Returns the trainer of the run `run` with `overrides`, at its first step, and its plan.
+fn start(run: &Run, overrides: &[&str]) -> (Plan, Trainer) {
+    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+    let plan = crate::resolve(Recipe::parse(&run.recipe, run.file, &overrides).unwrap(), 64).unwrap();
+    let mut trainer: Trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
+    for shard in trainer.state.networks.iter_mut().flat_map(|network| &mut network.shards) {
+        shard.weights = weights(shard).into();
+    }
+    (plan, trainer)
 }
 
 /// Returns `values` with the golden biases of keys. Softmax does not depend on these, so their
@@ -57,12 +80,7 @@ fn with_golden_key_biases(values: &Tensor<1>, golden: Tensor<1>, shard: &UnitSha
 /// Checks the losses and rates of all steps of a run, and its weights at the end.
 fn check(run: &Run, overrides: &[&str]) {
     let golden = Golden::open_in("official", run.file);
-    let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
-    let plan = crate::resolve(Recipe::parse(&run.recipe, run.file, &overrides).unwrap(), 64).unwrap();
-    let mut trainer: Trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
-    for shard in trainer.state.networks.iter_mut().flat_map(|network| &mut network.shards) {
-        shard.weights = weights(shard).into();
-    }
+    let (plan, mut trainer) = start(run, overrides);
     let batches: Vec<Batch> = (0..N_BATCHES).map(|index| batch(&plan, run.views, index)).collect();
     let losses = golden.values("loss");
     let rates = golden.values("lr");
@@ -105,6 +123,27 @@ fn check(run: &Run, overrides: &[&str]) {
 fn check_both(run: &Run) {
     check(run, &[]);
     check(run, &["optim.micro_batches=4", "run.workers=2", "run.keep=0"]);
+}
+
+/// Checks the gradients of the first step of a run. Those of parameters that are never trained are
+/// not in its file.
+fn check_gradients(run: &Run, overrides: &[&str]) {
+    let golden = Golden::open_in("official", run.file);
+    let (plan, trainer) = start(run, overrides);
+    let first = batch(&plan, run.views, 0);
+    let gradients = trainer.gradients(&first, &plan.schedules().at(0), &mut |_| {}).unwrap();
+    let mut n_compared = 0;
+    for (shard, gradient) in trainer.trained().iter().zip(gradients.shards()) {
+        let name = shard.layout.full_name(&shard.layout.params[0]);
+        if !golden.names().contains(&format!("grad.{name}")) {
+            assert!(to_host(gradient.clone()).iter().all(|value| *value == 0.0), "{name} is not trained");
+            continue;
+        }
+        let gradient = with_golden_key_biases(gradient, golden.flat("grad", shard), shard);
+        golden.assert_params("grad", shard, &gradient, GRADIENTS);
+        n_compared += 1;
+    }
+    assert!(n_compared > 2, "gradients of {n_compared} units");
 }
 
 #[test]
@@ -194,6 +233,19 @@ fn dinov2_with_separate_heads_is_the_official_run() {
 #[test]
 fn dinov3_is_the_official_run() {
     check_both(&dinov3());
+}
+
+/// Rates by layer, weight decay, smoothed labels and a cosine after a warm-up; with all units, and
+/// with the last block and the norm alone.
+#[test]
+fn classification_is_the_run_in_pytorch() {
+    let runs =
+        [classification("classification", ""), classification("classification_last", "trained_units = 2\n")];
+    for run in runs {
+        check_both(&run);
+        check_gradients(&run, &[]);
+        check_gradients(&run, &["optim.micro_batches=4", "run.workers=2", "run.keep=0"]);
+    }
 }
 
 /// Visible cells only, a decoder with mask tokens, and pixels that are normalized by patch.

@@ -382,6 +382,26 @@ heads = 2
 mlp_ratio = 2.0
 "#;
 
+/// Returns the run whose file is `file`, with these settings of the optimizer as well.
+pub(super) fn classification(file: &'static str, more: &str) -> Run {
+    let method = "[method]\nname = 'classification'\nclasses = ['a', 'b', 'c', 'd', 'e']\nlabels = 'f'\nsmoothing = 0.1\n";
+    let optim = r#"
+[optim]
+batch_size = 16
+length = { steps = 10 }
+lr = 5e-3
+lr_scaling = "fixed"
+min_lr = 1e-5
+warmup = { steps = 3 }
+schedule = "half_cosine"
+weight_decay = [0.05, 0.05]
+clip_norm = 0.0
+layer_decay = 0.65
+"#;
+    let recipe = recipe(&[VIT, method, ONE_VIEW, optim, more]);
+    Run { file, views: "classification", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
+}
+
 pub(super) fn data2vec() -> Run {
     let method = r#"
 [method]

@@ -1,0 +1,60 @@
+"""Fine-tuning of a transformer with a linear head, written out with timm's transformer and PyTorch's AdamW.
+
+Rates by layer are those of BEiT and MAE, the schedule is MAE's, and labels are smoothed by PyTorch. As in DINO, positions and
+the class token are decayed."""
+
+import math
+
+import timm
+import torch
+import torch.nn.functional as F
+
+from machine import machine
+from numbers_by_name import N_BATCHES, fill, views
+
+BATCH, N_STEPS, WARMUP, SIZE, N_CLASSES, DEPTH = 16, 10, 3, 32, 5, 2
+RATE, END, LAYER_DECAY, DECAY, SMOOTHING = 5e-3, 1e-5, 0.65, 0.05, 0.1
+# The embedding, the blocks and the norm.
+N_UNITS = DEPTH + 2
+
+
+def unit(name: str) -> int:
+    """Index of the unit that a parameter belongs to; the head is beside the norm."""
+    if name.startswith("blocks."):
+        return int(name.split(".")[1]) + 1
+    return N_UNITS - 1 if name.startswith(("norm.", "head.")) else 0
+
+
+def classification(run: str, trained_units: int):
+    losses, rates, grads = [], [], {}
+    with machine([]):
+        network = timm.models.vision_transformer.VisionTransformer(
+            img_size=SIZE, patch_size=8, embed_dim=24, depth=DEPTH, num_heads=2, mlp_ratio=2, num_classes=N_CLASSES)
+        fill(network, lambda name: name)
+        groups = []
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(unit(name) >= N_UNITS - trained_units)
+            if parameter.requires_grad:
+                decay = DECAY if parameter.dim() > 1 else 0
+                scale = LAYER_DECAY ** (N_UNITS - 1 - unit(name))
+                groups.append({"params": [parameter], "weight_decay": decay, "scale": scale})
+        optimizer = torch.optim.AdamW(groups)
+        for step in range(N_STEPS):
+            index = step % N_BATCHES
+            x = views(run, index, BATCH, [(1, SIZE)])[0]
+            labels = (torch.arange(BATCH) + index) % N_CLASSES
+            loss = F.cross_entropy(network(x), labels, label_smoothing=SMOOTHING)
+            half = 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (N_STEPS - WARMUP)))
+            rate = RATE * step / WARMUP if step < WARMUP else END + (RATE - END) * half
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["scale"]
+            optimizer.zero_grad()
+            loss.backward()
+            if step == 0:
+                grads = {f"grad.{name}": parameter.grad.clone() for name, parameter in network.named_parameters()
+                         if parameter.requires_grad}
+            optimizer.step()
+            losses.append(loss.item())
+            rates.append(rate)
+    out = {f"network.{name}": value for name, value in network.state_dict().items()}
+    return out | grads | {"loss": torch.tensor(losses), "lr": torch.tensor(rates)}
