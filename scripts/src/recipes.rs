@@ -26,6 +26,7 @@ pub(crate) const BUILT_IN: &[(&str, &str)] = recipes! {
     "dinov2_cifar" "dinov2_continue" "dinov2_vitg14" "dinov2_vitl14" "dinov2_vitl16" "dinov2_vits14"
     "dinov3_cifar" "dinov3_continue" "dinov3_vit7b16" "dinov3_vit7b16_gram" "dinov3_vit7b16_highres"
     "dinov3_vitl16_distilled" "dinov3_vitl16_im1k" "distill_convnext_t" "distill_vits16" "finetune"
+    "finetune_dino_vits16" "finetune_dinov2" "finetune_mae_vitb16"
     "ibot_vits16" "ijepa_cifar" "lejepa_cifar" "lejepa_vits16" "lejepa_vits8_imagenette" "mae_cifar"
     "moco_cifar" "moco_v3_resnet50" "moco_v3_vits16" "seer_regnety_10b" "seer_regnety_128gf"
     "seer_regnety_256gf" "seer_regnety_32gf" "seer_regnety_64gf" "simclr_cifar" "simclr_resnet50"

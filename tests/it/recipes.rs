@@ -144,7 +144,7 @@ fn check_numbers(name: &str, header: &str, text: &str) {
 
 /// Returns the backbone of the weights, for recipes that take it from them.
 fn backbone_of_weights() -> ModelConfig {
-    let text = r#"{"arch": "vit", "image_px": 448, "patch_px": 2, "width": 12, "depth": 2, "heads": 2}"#;
+    let text = r#"{"arch": "vit", "image_px": 448, "patch_px": 2, "width": 12, "depth": 4, "heads": 2}"#;
     serde_json::from_str(text).unwrap()
 }
 
