@@ -26,7 +26,7 @@ pub mod row;
 pub mod scores;
 pub(crate) mod statistics;
 
-pub use classifier::{Classified, TOP_1, classify};
+pub use classifier::{Classified, ClassifiedImage, TOP_1, classify};
 pub use error::EvalError;
 pub use features::cache::{FeatureCache, features};
 pub use features::columns::{Columns, FeatureKind};
@@ -44,6 +44,7 @@ pub use protocol::task::{Scored, Sets, Task};
 pub use protocol::views::Views;
 pub use protocol::{Needs, Protocol};
 pub use statistics::Predictions;
+pub use statistics::calibration::{Calibration, CalibrationBin};
 pub use statistics::outcome::Outcome;
 pub use statistics::ranked::Ranked;
 pub use statistics::segmented::SegmentationCounts;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::EvalError;
+use crate::statistics::calibration::Calibration;
 
 /// Name of the file of a run's evaluations.
 pub const EVALUATIONS: &str = "evaluations.jsonl";
@@ -44,7 +45,8 @@ pub struct EvaluationRow {
     /// Settings of the protocol.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub settings: Map<String, Value>,
-    /// Values that the protocol has chosen, and the images on which it has chosen them.
+    /// Values that the protocol has chosen, and the images on which it has chosen them; of a
+    /// classifier, [`ClassifierDetails`].
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub details: Value,
     /// Seed of orders, initial weights and random draws.
@@ -91,6 +93,33 @@ pub struct Number {
     /// Value of a measure that needs no labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
+}
+
+/// Details of the row of a classifier.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ClassifierDetails {
+    /// Probabilities of predictions beside the shares of them that are right.
+    pub calibration: Calibration,
+    /// Images of the test set with the largest losses, the largest first.
+    pub worst: Vec<WorstImage>,
+}
+
+/// An image on which a classifier has a large loss.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorstImage {
+    /// Shard of the image; absent for a single file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<String>,
+    /// Key of the image in its shard, or its name.
+    pub key: String,
+    /// Name of its class.
+    pub class: String,
+    /// Name of the predicted class.
+    pub predicted: String,
+    /// Probability of the predicted class, in percent.
+    pub probability: f64,
+    /// Cross-entropy of the probabilities with the class of the image, in nats.
+    pub loss: f64,
 }
 
 /// A set of images.

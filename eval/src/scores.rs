@@ -8,7 +8,7 @@ use crate::images::ImageSet;
 use crate::measure::Measures;
 use crate::probe::{ProtocolScores, Scores, Split};
 use crate::protocol::task::Scored;
-use crate::row::{EvaluationRow, ImageSetInfo, NetworkInfo, Number};
+use crate::row::{ClassifierDetails, EvaluationRow, ImageSetInfo, NetworkInfo, Number, WorstImage};
 use crate::statistics::outcome::Outcome;
 
 /// Largest number of classes whose whole confusion matrix is in the JSON.
@@ -20,6 +20,9 @@ const MAX_KEPT_CONFUSED: usize = 20;
 
 /// Number of confusions that are kept if there are more classes.
 const N_KEPT_PAIRS: usize = 30;
+
+/// Description of the score of a classifier.
+pub const CLASSIFIER_IN_WORDS: &str = "the classifier that the run trains, on one crop of each image";
 
 /// Returns all scores, by the names of the networks, with their settings as JSON; `about` describes
 /// the first network.
@@ -99,9 +102,9 @@ pub fn classifier_row(
         interval: Some(outcome.interval()),
         by_class: Some(outcome.by_class()),
         protocol: Some("classifier".into()),
-        protocol_in_words: Some("the classifier that the run trains, on one crop of each image".into()),
+        protocol_in_words: Some(CLASSIFIER_IN_WORDS.into()),
         settings: Map::new(),
-        details: Value::Null,
+        details: json!(classifier_details(classified, test)),
         seed: 0,
         train,
         test: ImageSetInfo { set: test.name.clone(), images: Some(classified.n_images) },
@@ -111,6 +114,25 @@ pub fn classifier_row(
         confused: (!is_small).then(|| outcome.most_confused(N_KEPT_PAIRS)),
         watch: None,
     }
+}
+
+/// Returns the calibration of a classifier, and the images of `test` on which its losses are
+/// largest.
+fn classifier_details(classified: &Classified, test: &ImageSet) -> ClassifierDetails {
+    let classes = test.classes();
+    let mut worst = Vec::with_capacity(classified.worst.len());
+    for image in &classified.worst {
+        let (shard, key) = test.describe(image.image);
+        worst.push(WorstImage {
+            shard,
+            key,
+            class: classes[image.label as usize].clone(),
+            predicted: classes[image.predicted as usize].clone(),
+            probability: image.probability,
+            loss: image.loss,
+        });
+    }
+    ClassifierDetails { calibration: classified.calibration.clone(), worst }
 }
 
 /// Returns one row per measure of `images`; `about` describes the network.

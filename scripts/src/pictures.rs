@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use eval::{ImageSet, Table};
+use eval::{ClassifiedImage, ImageSet, Table};
 use pipeline::Dataset;
 use report::ReportError;
-use report::picture::workdir::{add_to_events, draw_neighbors, draw_views};
+use report::picture::workdir::{add_to_events, draw_neighbors, draw_views, draw_worst};
 use trainer::Plan;
 
 use crate::console::say;
@@ -27,6 +27,13 @@ pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
 pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, step: u64) {
     print_result("nearest neighbors", draw_neighbors(workdir, images, table));
     add_to_events(workdir, "neighbors", step);
+}
+
+/// Draws `worst`, the images of `images` on which a classifier has the largest losses after `step`
+/// steps.
+pub(crate) fn worst(workdir: &Path, images: &ImageSet, worst: &[ClassifiedImage], step: u64) {
+    print_result("images with the largest losses", draw_worst(workdir, images, worst));
+    add_to_events(workdir, "worst", step);
 }
 
 /// Prints the path of a picture, or the error.

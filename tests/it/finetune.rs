@@ -15,9 +15,11 @@ use serde_json::Value;
 use session::{Classifier, NetworkSettings, Session, classified_images};
 use trainer::Recipe;
 
+use crate::browser::{browser, check_page};
 use crate::messages::{check_message, lines_with};
 use crate::methods::{LEJEPA, VIT, recipe};
 use crate::parquet_sets::write_labeled;
+use crate::report::page_data;
 use crate::support::{World, fails, json_of, metrics, ok, samples};
 
 /// Classes of the images, in the order in which a classifier has them.
@@ -188,6 +190,62 @@ fn a_classifier_is_trained_from_weights_and_scored() {
     ok(&world.ocelli(&["report", &run]));
     // The backbone is one to start from, without the classifier.
     ok(&finetune(&world, "f", "again", &["--set", "optim.length={steps=4}"]));
+}
+
+/// The row of a classifier, and the page of its run, have its calibration and the images with the
+/// largest losses. Names of classes and images are no markup.
+#[test]
+fn calibration_and_worst_images_are_recorded_and_shown() {
+    let world = prepare();
+    write_images(&world.path("sets/train/<b>owl"), 0..12, [90, 90, 90]);
+    write_images(&world.path("sets/val/<b>owl"), 12..20, [90, 90, 90]);
+    let output = finetune_on(&world, "alone.toml", ["sets/train", "sets/val"], "run", &[]);
+    ok(&output);
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(stdout.contains("expected calibration error in %  "), "{stdout}");
+    let evaluations = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
+    let row: Value = serde_json::from_str(evaluations.lines().last().unwrap()).unwrap();
+    assert_eq!(row["metric"], "top1", "{row}");
+    let details = &row["details"];
+    let bins = details["calibration"]["bins"].as_array().unwrap();
+    assert_eq!(bins.len(), 15);
+    let n_binned: u64 = bins.iter().map(|bin| bin["n"].as_u64().unwrap()).sum();
+    assert_eq!(n_binned, 24);
+    let ece = details["calibration"]["ece"].as_f64().unwrap();
+    assert!((0.0..=100.0).contains(&ece), "{details}");
+    let worst = details["worst"].as_array().unwrap();
+    assert_eq!(worst.len(), 24);
+    let losses: Vec<f64> = worst.iter().map(|image| image["loss"].as_f64().unwrap()).collect();
+    assert!(losses.is_sorted_by(|a, b| a >= b), "{losses:?}");
+    for image in worst {
+        let is_wrong = image["class"] != image["predicted"];
+        // A loss below log 2 is a probability above a half.
+        assert!(!is_wrong || image["loss"].as_f64().unwrap() > 0.69, "{image}");
+        assert!((33.0..=100.0).contains(&image["probability"].as_f64().unwrap()), "{image}");
+        assert!(image["key"].is_string() && image["shard"].is_string(), "{image}");
+    }
+    let picture = image::open(world.path("run/worst.png")).unwrap();
+    assert!(picture.width() >= 8 * 116 && picture.height() >= 3 * 116);
+
+    let path = world.text("run/report.html");
+    let page = fs::read_to_string(&path).unwrap();
+    assert!(!page.contains("<b>owl"), "names are no markup");
+    let run = &page_data(&page)["runs"][0];
+    let classifier = &run["classifiers"][0];
+    assert_eq!(classifier["step"], 12);
+    let shown = classifier["worst"].as_array().unwrap();
+    assert_eq!(shown.len(), 24);
+    for (image, expected) in shown.iter().zip(worst) {
+        assert_eq!((&image["key"], &image["class"]), (&expected["key"], &expected["class"]));
+    }
+    assert!((classifier["calibration"]["ece"].as_f64().unwrap() - ece).abs() < 1e-9, "{classifier}");
+    assert!(run["worst_picture"].as_str().unwrap().starts_with("data:image/png;base64,"));
+    // Left out if there is no browser.
+    if let Some(browser) = browser() {
+        let copy = world.text("copy.html");
+        fs::copy(&path, &copy).unwrap();
+        check_page(browser, &copy, 1, 0);
+    }
 }
 
 /// Killed in its seventh step, a run resumes from the checkpoint of the fourth, with the same

@@ -18,7 +18,7 @@ use crate::methods::{LEJEPA, VIT, recipe};
 use crate::support::{World, fails, json_of, ok, program, wait_for};
 
 /// Returns the data within a page.
-fn page_data(page: &str) -> Value {
+pub(crate) fn page_data(page: &str) -> Value {
     let (_, rest) = page.split_once(r#"<script type="application/json" id="data">"#).unwrap();
     serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
 }

@@ -1,6 +1,7 @@
-//! Statistics of predictions: accuracies, intervals and confusion matrices.
+//! Statistics of predictions: accuracies, intervals, confusion matrices and calibration.
 
 pub(crate) mod bootstrap;
+pub(crate) mod calibration;
 pub(crate) mod outcome;
 pub(crate) mod ranked;
 pub(crate) mod segmented;

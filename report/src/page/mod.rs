@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use pipeline::Dataset;
 use serde_json::{Value, json};
 
 use crate::ReportError;
 use crate::gallery::{Gallery, quarantine};
+use crate::picture::workdir::WORST;
 use crate::run::Run;
 use crate::run::metrics::downsample;
 use crate::run::overview::Overview;
@@ -22,6 +25,12 @@ const BEGINNING: u64 = 300;
 
 /// Largest number of points of a curve, more than a screen has columns.
 const MAX_POINTS: usize = 2000;
+
+/// Limit of the length of a picture of a run's folder that is embedded.
+const MAX_PICTURE_BYTES: u64 = 16 << 20;
+
+/// Beginning of a PNG file.
+const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 
 /// A run with its pictures and its shards.
 pub struct Report {
@@ -89,6 +98,8 @@ fn run_data(report: &Report, name: String) -> Value {
         .map(|(kind, points)| json!({ "kind": kind, "points": points }))
         .collect();
     let recipe = &run.status.plan.recipe;
+    let classifiers = &run.evaluations.classifiers;
+    let worst_picture = if classifiers.is_empty() { None } else { embedded_png(&run.workdir.join(WORST)) };
     json!({
         "overview": Overview { name, ..Overview::from_run(run) },
         "workdir": run.workdir.display().to_string(),
@@ -100,12 +111,24 @@ fn run_data(report: &Report, name: String) -> Value {
         "series": series,
         "scores": scores,
         "confusions": run.evaluations.confusions,
+        "classifiers": classifiers,
+        "worst_picture": worst_picture,
         "warnings": run.warnings,
         "bad": quarantine::shown_samples(&run.bad, dataset.as_deref(), &folder),
         "n_bad": run.bad.len(),
         "gallery": gallery,
         "no_gallery": no_gallery,
     })
+}
+
+/// Returns the PNG file at `path` as a `data:` URL; `None` if there is none, or if it is too large.
+fn embedded_png(path: &Path) -> Option<String> {
+    let metadata = std::fs::metadata(path).ok()?;
+    if !metadata.is_file() || metadata.len() > MAX_PICTURE_BYTES {
+        return None;
+    }
+    let bytes = std::fs::read(path).ok()?;
+    bytes.starts_with(PNG).then(|| format!("data:image/png;base64,{}", STANDARD.encode(bytes)))
 }
 
 /// Returns the shortest suffixes of `paths` that distinguish them.
@@ -184,6 +207,19 @@ mod tests {
 
     fn path_names(paths: &[&str]) -> Vec<String> {
         names(paths.iter().map(Path::new))
+    }
+
+    /// The file is that of a run, and may be anything.
+    #[test]
+    fn only_png_files_are_embedded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(WORST);
+        assert_eq!(embedded_png(&path), None);
+        std::fs::write(&path, "<b>text</b>").unwrap();
+        assert_eq!(embedded_png(&path), None);
+        std::fs::write(&path, PNG).unwrap();
+        assert_eq!(embedded_png(&path).unwrap(), "data:image/png;base64,iVBORw0KGgo=");
+        assert_eq!(embedded_png(Path::new("/dev/zero")), None);
     }
 
     #[test]

@@ -108,7 +108,9 @@ function scores() {
   const kinds = [];
   for (const run of runs) for (const { kind } of run.scores) if (!kinds.some((other) => sameKind(other, kind))) kinds.push(kind);
   if (kinds.length === 0) return [];
-  kinds.sort((a, b) => a.set.localeCompare(b.set) || a.metric.localeCompare(b.metric, "en", { numeric: true }));
+  // The score of a run's own classifier comes first.
+  const others = (kind) => Number(kind.metric !== "top1");
+  kinds.sort((a, b) => others(a) - others(b) || a.set.localeCompare(b.set) || a.metric.localeCompare(b.metric, "en", { numeric: true }));
   const of = (run, kind) => (run.scores.find((score) => sameKind(score.kind, kind)) || { points: [] }).points;
   const moving = kinds.filter((kind) => runs.some((run) => of(run, kind).length > 1));
   const charts = moving.map((kind) => {
@@ -174,6 +176,58 @@ function confusions(run) {
   choice.value = Math.max(0, find("top1") >= 0 ? find("top1") : find("knn_20"));
   show();
   return [choice, place];
+}
+
+const setAndStep = (of) => `${of.kind.set}, step ${of.step.toLocaleString("en")}`;
+const percent = (value) => `${value.toFixed(1)} %`;
+
+// The share of right predictions in each bin of probabilities, as bars; a dot is at the mean probability of a bin, and on the
+// line where the two are equal.
+function reliability(of) {
+  const { ece, bins } = of.calibration;
+  const [left, right, top, bottom] = [40, 346, 10, 214];
+  const x = (v) => left + (v / 100) * (right - left);
+  const y = (v) => bottom - (v / 100) * (bottom - top);
+  const most = Math.max(1, ...bins.map((bin) => bin.n));
+  const chart = svg("svg", { viewBox: "0 0 360 256", role: "img", "aria-label": `calibration on ${setAndStep(of)}` });
+  for (const t of [0, 25, 50, 75, 100]) {
+    chart.append(svg("line", { class: "grid", x1: left, x2: right, y1: y(t), y2: y(t) }));
+    chart.append(svg("text", { x: left - 6, y: y(t) + 4, "text-anchor": "end" }, String(t)));
+    chart.append(svg("text", { x: x(t), y: bottom + 16, "text-anchor": "middle" }, String(t)));
+  }
+  chart.append(svg("text", { x: left, y: bottom + 34 }, "across: probability in %; up: share that is right in %"));
+  bins.forEach((bin, i) => {
+    // A file may hold anything.
+    if (bin.n === 0 || bin.confidence === null || bin.accuracy === null) return;
+    const [from, to] = [(100 * i) / bins.length, (100 * (i + 1)) / bins.length];
+    const bar = svg("rect", { class: "share", x: x(from) + 1, y: y(bin.accuracy), width: x(to) - x(from) - 2, height: y(0) - y(bin.accuracy) });
+    bar.style.opacity = 0.25 + 0.75 * (bin.n / most);
+    const dot = svg("circle", { class: "mean", cx: x(bin.confidence), cy: y(bin.accuracy), r: 3 });
+    const words = `${percent(from)} to ${percent(to)}: ${bin.n.toLocaleString("en")} images, predicted with ${percent(bin.confidence)} on average; ${percent(bin.accuracy)} are right`;
+    for (const mark of [bar, dot]) { mark.append(svg("title", {}, words)); chart.append(mark); }
+  });
+  chart.append(svg("line", { class: "equal", x1: x(0), x2: x(100), y1: y(0), y2: y(100) }));
+  return el("div", { class: "reliability" }, el("h4", {}, `${setAndStep(of)}: error ${percent(ece)}`), chart);
+}
+
+function calibrations(run) {
+  const shown = run.classifiers.filter((of) => of.calibration.bins.some((bin) => bin.n > 0));
+  if (shown.length === 0) return null;
+  return [el("p", { class: "note" }, "How often the classifier is right when it gives its prediction a certain probability: on the line, it is as sure as it should be; below the line, too sure. The error is the expected calibration error, the mean distance from the line over all images (Guo et al. 2017, 15 bins). The darker a bar, the more images it has."),
+    el("div", { class: "charts" }, ...shown.map(reliability))];
+}
+
+function worstImages(run) {
+  const shown = run.classifiers.filter((of) => of.worst.length > 0);
+  if (shown.length === 0) return null;
+  const words = (text) => el("div", { class: "words" }, text);
+  const list = (of) => {
+    const rows = of.worst.map((image) => [words(image.key), words(image.class), words(image.predicted), image.probability.toFixed(1), image.loss.toFixed(3), words(image.shard || "–")]);
+    return el("details", {}, el("summary", {}, `${setAndStep(of)}: ${of.worst.length.toLocaleString("en")} images`),
+      table(["image", "class", "predicted", "its probability in %", "loss", "shard"], rows, [3, 4]));
+  };
+  const picture = run.worst_picture ? el("div", { class: "scroll" }, el("img", { src: run.worst_picture, alt: "images with the largest loss" })) : null;
+  return [el("p", { class: "note" }, "The images of the test set on which the classifier has the largest loss, the largest first. Wrong labels are often among them."), picture, ...shown.map(list)];
 }
 
 const gallery = (name, note, legend) => perRun((run) => {
@@ -268,6 +322,8 @@ section("curves", "Curves", [
   ...drawn,
 ]);
 section("confusions", "Confusion", perRun(confusions));
+section("calibration", "Calibration", perRun(calibrations));
+section("worst", "Worst images", perRun(worstImages));
 section("patches", "Patch features", gallery("patches", patchNote));
 section("attention", "Attention", gallery("attention", attentionNote));
 section("neighbors", "Nearest neighbors", gallery("neighbors", neighborNote, neighborLegend));

@@ -1,4 +1,4 @@
-//! Sheets of images: views, thumbnails, nearest neighbors, groups of copies.
+//! Sheets of images: views, thumbnails, nearest neighbors, classified images, groups of copies.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -7,7 +7,7 @@ use augment::image::picture_of_view;
 use augment::{
     DecodeRules, GroupSpec, Image, MultiCrop, PixelFormat, Rgb8, SampleKey, Transform, ViewMaker, Views,
 };
-use eval::{EvalError, FeatureSet, ImageSet, neighbors};
+use eval::{ClassifiedImage, EvalError, FeatureSet, ImageSet, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
 
 use super::tiles::{Tile, caption_lines, sheet};
@@ -166,6 +166,48 @@ pub fn neighbor_sheet(
     let query = if among_themselves { "image" } else { "held-out image" };
     let frames = if has_frames { "; green frame: same class, red: another" } else { "" };
     sheet(path, &rows, TILE_PX, &format!("left: {query}; right: its nearest neighbors{frames}"))
+}
+
+/// Number of columns of a sheet of classified images.
+const CLASSIFIED_COLUMNS: usize = 8;
+
+/// Side of a tile in a sheet of classified images.
+const CLASSIFIED_PX: u32 = 112;
+
+/// Draws `classified`, images of `images`, each with its key, its class, and the predicted class
+/// with its probability. Wrong predictions have a red frame, right ones a green one.
+///
+/// # Errors
+/// [`ReportError::Picture`].
+pub fn classified_sheet(
+    path: &Path,
+    images: &ImageSet,
+    classified: &[ClassifiedImage],
+) -> Result<(), ReportError> {
+    let classes = images.classes();
+    let mut made: Vec<(Vec<u8>, [u8; 3], [String; 3])> = Vec::with_capacity(classified.len());
+    for image in classified {
+        let (_, key) = images.describe(image.image);
+        let class = &classes[image.label as usize];
+        let predicted = &classes[image.predicted as usize];
+        let caption = [key, class.clone(), format!("{predicted} {:.0} %", image.probability)];
+        let frame = if image.is_right() { [40, 160, 70] } else { [200, 50, 50] };
+        made.push((picture_or_black(images, image.image), frame, caption));
+    }
+    let size_px = images.transform.size_px as usize;
+    let mut rows: Vec<Vec<Tile<'_>>> = Vec::new();
+    for row in made.chunks(CLASSIFIED_COLUMNS) {
+        let mut tiles = Vec::with_capacity(row.len());
+        for (planes, frame, caption) in row {
+            tiles.push(Tile { planes, size_px, frame: Some(*frame), caption });
+        }
+        rows.push(tiles);
+    }
+    let legend = format!(
+        "{}, largest loss first; below each: key, class, predicted class with its probability; red: wrong",
+        images.name
+    );
+    sheet(path, &rows, CLASSIFIED_PX, &legend)
 }
 
 /// Returns the picture of an image whose features exist; if it cannot be decoded now, a black tile

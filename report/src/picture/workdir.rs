@@ -3,13 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use eval::{FeatureSet, ImageSet, Table};
+use eval::{ClassifiedImage, FeatureSet, ImageSet, Table};
 use pipeline::Dataset;
 use trainer::Plan;
 use trainer::run::events::Events;
 
-use super::sheets::{contact_sheet, neighbor_sheet};
+use super::sheets::{classified_sheet, contact_sheet, neighbor_sheet};
 use crate::ReportError;
+
+/// Name of the picture of the images on which a classifier has the largest losses.
+pub const WORST: &str = "worst.png";
 
 /// Number of images on the contact sheet.
 const SHEET_IMAGES: u64 = 8;
@@ -35,6 +38,21 @@ pub fn draw_neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>) -> 
     let path = workdir.join("neighbors.png");
     let rows = FeatureSet::from_table(Arc::clone(table), |_| Some(0));
     neighbor_sheet(&path, (images, &rows), None)?;
+    Ok(path)
+}
+
+/// Draws `worst`, the images of `images` on which a classifier has the largest losses: `worst.png`.
+/// Returns the path.
+///
+/// # Errors
+/// [`ReportError::Picture`].
+pub fn draw_worst(
+    workdir: &Path,
+    images: &ImageSet,
+    worst: &[ClassifiedImage],
+) -> Result<PathBuf, ReportError> {
+    let path = workdir.join(WORST);
+    classified_sheet(&path, images, worst)?;
     Ok(path)
 }
 

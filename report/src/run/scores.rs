@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use eval::row::{EVALUATIONS, EvaluationRow};
+use eval::TOP_1;
+use eval::row::{ClassifierDetails, EVALUATIONS, EvaluationRow};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -72,12 +73,23 @@ impl Confusion {
     }
 }
 
+/// Newest evaluation of a classifier on a test set.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct ClassifierResult {
+    pub(crate) kind: Kind,
+    pub(crate) step: u64,
+    #[serde(flatten)]
+    pub(crate) details: ClassifierDetails,
+}
+
 /// All scores of a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Evaluations {
     /// Scores by kind, each in the order of the steps.
     pub(crate) scores: BTreeMap<Kind, Vec<Scored>>,
     pub(crate) confusions: Vec<Confusion>,
+    /// Calibration and worst images of the classifier that the run trains, by test set.
+    pub(crate) classifiers: Vec<ClassifierResult>,
 }
 
 impl Evaluations {
@@ -91,8 +103,15 @@ impl Evaluations {
             by_kind.entry(kind_of(&row, measure, evaluated)).or_default().insert(step, (value, row));
         }
         let mut confusions = Vec::new();
+        let mut classifiers = Vec::new();
         for (kind, rows) in &by_kind {
             let Some((step, (_, row))) = rows.iter().next_back() else { continue };
+            // A file may hold anything; rows of earlier versions have no details.
+            if kind.metric == TOP_1
+                && let Ok(details) = serde_json::from_value(row.details.clone())
+            {
+                classifiers.push(ClassifierResult { kind: kind.clone(), step: *step, details });
+            }
             // Evaluations with several labels per image have no confusions.
             if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
                 continue;
@@ -119,7 +138,7 @@ impl Evaluations {
             }
             scores.insert(kind, scored);
         }
-        Ok(Self { scores, confusions })
+        Ok(Self { scores, confusions, classifiers })
     }
 }
 
@@ -190,6 +209,33 @@ mod tests {
             "transform_in_words": format!("CenterCrop({px})") },
         })
         .to_string()
+    }
+
+    /// Details of another shape, as of other protocols or in a damaged file, are none.
+    #[test]
+    fn details_of_classifiers_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let bin = serde_json::json!({ "n": 2, "confidence": 96.0, "accuracy": 50.0 });
+        let worst = serde_json::json!({
+            "shard": "a.tar", "key": "7", "class": "cat", "predicted": "dog",
+            "probability": 97.0, "loss": 3.5,
+        });
+        let whole = serde_json::json!({ "calibration": { "ece": 46.0, "bins": [bin] }, "worst": [worst] });
+        for (details, n_expected) in
+            [(whole, 1), (serde_json::json!({ "k": 20 }), 0), (serde_json::json!({ "calibration": 3 }), 0)]
+        {
+            let row = serde_json::json!({
+                "metric": "top1", "accuracy": 50.0, "details": details, "test": { "set": "val" },
+                "about": { "step": 60, "network": "network" },
+            });
+            std::fs::write(folder.path().join(EVALUATIONS), row.to_string()).unwrap();
+            let evaluations = Evaluations::read(folder.path(), "network").unwrap();
+            assert_eq!((evaluations.scores.len(), evaluations.classifiers.len()), (1, n_expected), "{row}");
+            for classifier in &evaluations.classifiers {
+                assert_eq!((classifier.step, classifier.details.calibration.ece), (60, 46.0));
+                assert_eq!(classifier.details.worst[0].predicted, "dog");
+            }
+        }
     }
 
     #[test]

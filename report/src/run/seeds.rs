@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use eval::TOP_1;
 use pipeline::words::counted;
 use serde::Serialize;
 use trainer::Plan;
@@ -245,11 +246,12 @@ impl SeedScore {
     }
 }
 
-/// Returns what the scores called `metric` are ordered by: its name, and then the number at its
-/// end, so that `knn_20` comes before `knn_100`.
-fn metric_order(metric: &str) -> (&str, u64) {
+/// Returns what the scores called `metric` are ordered by: the score of a classifier that a run
+/// trains comes first; then the name, and the number at its end, so that `knn_20` comes before
+/// `knn_100`.
+fn metric_order(metric: &str) -> (bool, &str, u64) {
     let name = metric.trim_end_matches(|c: char| c.is_ascii_digit());
-    (name, metric[name.len()..].parse().unwrap_or(0))
+    (metric != TOP_1, name, metric[name.len()..].parse().unwrap_or(0))
 }
 
 /// Returns the column of `kind`, whose label distinguishes it from the others of `kinds`.
@@ -330,6 +332,7 @@ mod tests {
         assert!(
             metric_order("knn_20") < metric_order("knn_100")
                 && metric_order("knn_20") < metric_order("linear")
+                && metric_order("top1") < metric_order("knn_20")
         );
         assert_eq!(column(&all[2], &kinds).about, "on 9 images of a; fitted on 20 images of train; 32 px");
     }

@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::server::{Metric, RunId, Server};
 use crate::ReportError;
+use crate::picture::workdir::WORST;
 use crate::run::Run;
 use crate::run::scores::named_scores;
 
@@ -29,7 +30,7 @@ const PLAN: &str = "plan.toml";
 const REPORT: &str = "report.html";
 
 /// Files that are uploaded once a run has ended.
-const FILES: [&str; 4] = [PLAN, REPORT, "views.png", "neighbors.png"];
+const FILES: [&str; 5] = [PLAN, REPORT, "views.png", "neighbors.png", WORST];
 
 /// Sender of runs to an experiment on a server.
 pub struct Tracker {

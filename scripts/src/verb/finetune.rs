@@ -10,7 +10,6 @@ use anyhow::bail;
 use augment::Transform;
 use eval::image_sets::SplitShards;
 use eval::{Classified, ImageSet};
-use kernels::device::Device;
 use pipeline::Storage;
 use pipeline::words::{counted, thousands};
 use serde_json::json;
@@ -29,6 +28,7 @@ use crate::console::say;
 use crate::exit::PREEMPTED;
 use crate::initial::hints_for_run;
 use crate::network_flags::WeightFlags;
+use crate::pictures;
 use crate::progress::{Activity, StageBar};
 use crate::run_end::{EndedRun, print_scores};
 
@@ -140,7 +140,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let Some(validation) = validation else { return Ok(ExitCode::SUCCESS) };
     print_bad_samples(&args.workdir);
     let device = args.compute.device.open(0)?.device;
-    let classified = score(&args.workdir, &validation, &device)?;
+    let classifier = Classifier::open(&args.workdir, &NetworkSettings::default(), &device)?;
+    let classified = score(&classifier, &args.workdir, &validation)?;
+    drop(classifier);
     write_report(&args.workdir, storage, &device);
     print_scores(&args.workdir);
     let exported = export(&args.workdir, args.export)?;
@@ -259,13 +261,14 @@ fn open_validation(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Resul
     Ok(classified_images(images, classes)?)
 }
 
-/// Scores the classifier of the run in `workdir` on `validation`, and records the result in the
-/// run.
-fn score(workdir: &Path, validation: &ImageSet, device: &Device) -> anyhow::Result<Classified> {
-    let classifier = Classifier::open(workdir, &NetworkSettings::default(), device)?;
+/// Scores `classifier`, that of the run in `workdir`, on `validation`, records the result in the
+/// run, and draws the images with the largest losses.
+fn score(classifier: &Classifier, workdir: &Path, validation: &ImageSet) -> anyhow::Result<Classified> {
     let classified = classifier.score(validation, None, &StageBar::named("validation"))?;
     let row = classifier.row(&classified, validation, workdir)?;
     classifier.network.record(workdir, &[row])?;
+    let step = classifier.network.step().unwrap_or_default();
+    pictures::worst(workdir, validation, &classified.worst, step);
     Ok(classified)
 }
 
@@ -284,6 +287,7 @@ fn print_classified(classified: &Classified, validation: &ImageSet) {
     }
     let [low, high] = classified.outcome.interval();
     out!("top-1 in %  {:.2} ({low:.1} - {high:.1})", classified.outcome.value());
+    out!("expected calibration error in %  {:.2}", classified.calibration.ece);
 }
 
 #[cfg(test)]
