@@ -7,6 +7,7 @@
 #[macro_use]
 mod console;
 
+mod before_after;
 mod cluster;
 mod columns;
 mod curation;

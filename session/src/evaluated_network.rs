@@ -200,6 +200,15 @@ impl EvaluatedNetwork {
     pub fn record(&self, workdir: &Path, rows: &[EvaluationRow]) -> Result<(), SessionError> {
         record(workdir, self.step().unwrap_or_default(), rows, &self.scalars(rows))
     }
+
+    /// Adds `rows`, scores of the weights that the run in `workdir` began with, to its evaluations
+    /// and to its TensorBoard files.
+    ///
+    /// # Errors
+    /// [`SessionError`] when a file cannot be written.
+    pub fn record_initial(&self, workdir: &Path, rows: &[EvaluationRow]) -> Result<(), SessionError> {
+        record(workdir, 0, rows, &self.scalars(rows))
+    }
 }
 
 /// Appends `rows` to the evaluations of the run in `workdir`, and `scalars` after `step` steps to

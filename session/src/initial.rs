@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use augment::Decoding;
-use networks::{ModelConfig, NamedTensor, Origin, Pixels};
+use augment::{Decoding, Transform};
+use eval::row::NetworkInfo;
+use kernels::device::Device;
+use networks::{ModelConfig, NamedTensor, Network, Origin, Pixels};
 use trainer::checkpoint::{Checkpoint, steps};
 use trainer::recipe::{DataConfig, InitConfig};
 use trainer::run::status::Status;
@@ -11,6 +13,7 @@ use trainer::{Plan, Recipe};
 use weights::{Hints, Preprocessing, fitted};
 
 use crate::error::SessionError;
+use crate::evaluated_network;
 use crate::network::{Backbone, check_exists, model_of, preprocessing_of, preprocessing_of_recipe};
 use crate::provenance::Provenance;
 
@@ -248,11 +251,41 @@ fn open_weights(recipe: &mut Recipe, workdir: &Path, hints: &Hints) -> Result<Be
         return Err(SessionError::NoInitialWeights { recipe: recipe.name.clone() });
     }
     let path = PathBuf::from(&init.weights);
+    let read = read_fitted(&path, init, recipe, hints)?;
+    warn_of_pixels(&path, &read.preprocessing.pixels, &recipe.data);
+    warn_of_decoding(&path, read.preprocessing.decoding, &recipe.data);
+    // The choice is recorded only if it had an effect.
+    let first_layer = init.first_layer.filter(|_| read.n_channels != recipe.data.channels);
+    recipe.init = Some(InitConfig { fingerprint: read.fingerprint, first_layer, ..init.clone() });
+    Ok(Beginning { weights: Some(read.tensors), origins: read.origins })
+}
+
+/// Weights of a file or run, fitted to the backbone of a recipe.
+struct FittedWeights {
+    /// Parameters of the backbone, and of heads if they are taken, too.
+    tensors: Vec<NamedTensor>,
+    /// Hash of the parameters, as recipes state it.
+    fingerprint: String,
+    /// Origins of the weights, the latest first.
+    origins: Vec<Origin>,
+    /// Preprocessing of the images that they were trained on.
+    preprocessing: Preprocessing,
+    /// Number of channels of these images.
+    n_channels: usize,
+}
+
+/// Reads the weights in `path` for the backbone of `recipe`, as `init` describes them.
+fn read_fitted(
+    path: &Path,
+    init: &InitConfig,
+    recipe: &Recipe,
+    hints: &Hints,
+) -> Result<FittedWeights, SessionError> {
     let backbone = if init.heads {
-        Backbone::open_with_heads(&path)
+        Backbone::open_with_heads(path)
             .map_err(|source| SessionError::InitialHeads { source: Box::new(source) })?
     } else {
-        Backbone::open(&path, hints)?
+        Backbone::open(path, hints)?
     };
     let head_shapes = backbone.head_shapes();
     let mut heads = Vec::new();
@@ -264,20 +297,63 @@ fn open_weights(recipe: &mut Recipe, workdir: &Path, hints: &Hints) -> Result<Be
             tensors.push(tensor);
         }
     }
-    let origins = backbone.provenance.origins(&path, &tensors);
+    let origins = backbone.provenance.origins(path, &tensors);
     let mut tensors = fitted(&backbone.model, tensors, &recipe.model, init.first_layer)
-        .map_err(|reason| does_not_fit(&path, recipe, reason.to_string()))?;
+        .map_err(|reason| does_not_fit(path, recipe, reason.to_string()))?;
     tensors.extend(heads);
-    warn_of_pixels(&path, &backbone.preprocessing.pixels, &recipe.data);
-    warn_of_decoding(&path, backbone.preprocessing.decoding, &recipe.data);
     let fingerprint = format!("{:016x}", weights::fingerprint(&tensors));
     if !init.fingerprint.is_empty() && init.fingerprint != fingerprint {
-        return Err(SessionError::OtherWeights { path });
+        return Err(SessionError::OtherWeights { path: path.to_path_buf() });
     }
-    // The choice is recorded only if it had an effect.
-    let first_layer = init.first_layer.filter(|_| backbone.model.n_channels() != recipe.data.channels);
-    recipe.init = Some(InitConfig { fingerprint, first_layer, ..init.clone() });
-    Ok(Beginning { weights: Some(tensors), origins })
+    let n_channels = backbone.model.n_channels();
+    Ok(FittedWeights { tensors, fingerprint, origins, preprocessing: backbone.preprocessing, n_channels })
+}
+
+/// Network with the weights that a run began with.
+pub struct InitialNetwork {
+    /// The network.
+    pub network: Network,
+    /// File, folder or run of the weights; `None` for random weights.
+    pub weights: Option<PathBuf>,
+}
+
+impl InitialNetwork {
+    /// Opens the backbone of the run of `plan` with the weights that it began with, on `device`.
+    /// The weights are those of `initial`, or else those that the plan names; without either, the
+    /// random weights of its seed.
+    ///
+    /// # Errors
+    /// [`SessionError::OtherWeights`] if the weights have changed, [`SessionError::DoesNotFit`],
+    /// and errors of reading them.
+    pub fn open(plan: &Plan, initial: &Initial, device: &Device) -> Result<Self, SessionError> {
+        let recipe = &plan.recipe;
+        let pixels = recipe.data.pixels();
+        let Some(init) = &recipe.init else {
+            let network = Network::random(&recipe.model, pixels, recipe.seed, 0, device);
+            return Ok(Self { network, weights: None });
+        };
+        let path = initial.weights.clone().unwrap_or_else(|| PathBuf::from(&init.weights));
+        let read = read_fitted(&path, init, recipe, &initial.hints)?;
+        let network = Network::new(&recipe.model, pixels, &read.tensors, 0, device)?;
+        Ok(Self { network, weights: Some(path) })
+    }
+
+    /// Returns the metadata that accompanies the scores of the network in the run of `plan`, after
+    /// 0 steps.
+    ///
+    /// # Errors
+    /// [`SessionError::Train`] if the method of the plan cannot be built,
+    /// [`SessionError::Unserializable`].
+    pub fn info(&self, plan: &Plan) -> Result<NetworkInfo, SessionError> {
+        let scored = evaluated_network::Origin {
+            network_name: plan.evaluated()?,
+            step: Some(0),
+            recipe: Some(&plan.recipe.name),
+            transform: Transform::new(plan.recipe.evaluated_px() as u32),
+            checkpoint: self.weights.as_deref(),
+        };
+        scored.describe(&self.network)
+    }
 }
 
 fn does_not_fit(path: &Path, recipe: &Recipe, reason: String) -> SessionError {

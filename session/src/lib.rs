@@ -48,7 +48,7 @@
 //! [`EvaluatedNetwork`] opens the network of a run, or of a weights file, to be scored by `eval`; a
 //! [`ScoringProbe`] scores within a run, and [`Evaluation::watch`] scores the checkpoints of a run
 //! that another process trains. [`Classifier`] opens the network of a run that has learned from
-//! labels, with its head.
+//! labels, with its head; [`InitialNetwork`] is the network that a run began with.
 //!
 //! Notes and warnings are events of `tracing`.
 
@@ -85,7 +85,7 @@ pub use error::SessionError;
 pub use evaluated_network::{EvaluatedNetwork, NetworkSettings, check_pixel_values};
 pub use frozen::open as open_frozen;
 pub use initial::{
-    Initial, check_weights as check_initial_weights, model as initial_model,
+    Initial, InitialNetwork, check_weights as check_initial_weights, model as initial_model,
     preprocessing as initial_preprocessing,
 };
 pub use labels::classified_images;

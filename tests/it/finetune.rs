@@ -192,6 +192,72 @@ fn a_classifier_is_trained_from_weights_and_scored() {
     ok(&finetune(&world, "f", "again", &["--set", "optim.length={steps=4}"]));
 }
 
+/// Returns the scores of the features of `checkpoint` that `ocelli probe` computes with the images
+/// of both classes, by metric.
+fn probe(world: &World, checkpoint: &str) -> Value {
+    let run = world.text(checkpoint);
+    let train = world.text("sets/train");
+    let val = world.text("sets/val");
+    let sets = ["--train", &train, "--test", &val, "--no-record", "--json"];
+    let output = world.ocelli(&[&["probe", "--checkpoint", &run], &sets[..]].concat());
+    ok(&output);
+    json_of(&output)["networks"].as_object().unwrap().values().next().unwrap().clone()
+}
+
+/// The scores of the features are those of `ocelli probe` on the weights before and after, are
+/// printed beside the classifier's, and are recorded as those of the first and the last step.
+#[test]
+fn features_before_and_after_are_scored_beside_the_classifier() {
+    let world = prepare();
+    pretrain(&world, "a", &["--set", "optim.length={steps=4}"]);
+    let output = finetune(&world, "a", "f", &["--baseline", "--json"]);
+    ok(&output);
+    let answer = json_of(&output);
+    let expected = [("before", probe(&world, "a")), ("after", probe(&world, "f"))];
+    for (name, expected) in expected {
+        let scores = &answer["baseline"][name];
+        for metric in ["knn_10", "knn_20", "linear_honest"] {
+            let accuracy = &scores[metric]["accuracy"];
+            assert!(accuracy.is_f64(), "{name} {metric}: {answer}");
+            assert_eq!(accuracy, &expected[metric]["accuracy"], "{name} {metric}");
+        }
+    }
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    for text in [
+        "top1 of the classifier",
+        "knn_20 of the features",
+        "linear_honest of the features",
+        "before: the weights that the run began with, ",
+        "after: the backbone of the run after 12 steps",
+        "fitted on 24 images of sets/train",
+    ] {
+        assert!(stdout.contains(text), "{text}:\n{stdout}");
+    }
+    let page = fs::read_to_string(world.path("f/report.html")).unwrap();
+    let data = page_data(&page);
+    let scores = data["runs"][0]["scores"].as_array().unwrap();
+    let knn = scores.iter().find(|score| score["kind"]["metric"] == "knn_20").unwrap();
+    let steps: Vec<u64> =
+        knn["points"].as_array().unwrap().iter().map(|point| point["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [0, 12]);
+    let listed = json_of(&world.ocelli(&["runs", &world.text("f"), "--json"]))[0].clone();
+    assert_eq!(listed["best"]["metric"], "top1", "{listed}");
+
+    // A run can be scored without the weights that it began with.
+    fs::rename(world.path("a"), world.path("gone")).unwrap();
+    let again = finetune(&world, "a", "f", &["--baseline", "--json"]);
+    let warning = lines_with(&ok(&again), "cannot score the weights that the run began with");
+    assert!(warning.contains("--baseline"), "{warning}");
+    let again = json_of(&again);
+    assert!(again["baseline"]["before"].is_null(), "{again}");
+    assert_eq!(again["baseline"]["after"], answer["baseline"]["after"]);
+    let sets = ["sets/train", "sets/val"];
+    let random = finetune_on(&world, "alone.toml", sets, "random", &["--baseline"]);
+    ok(&random);
+    let stdout = String::from_utf8_lossy(&random.stdout).into_owned();
+    assert!(stdout.contains("before: the random weights that the run began with"), "{stdout}");
+}
+
 /// The row of a classifier, and the page of its run, have its calibration and the images with the
 /// largest losses. Names of classes and images are no markup.
 #[test]

@@ -104,6 +104,8 @@ class Run:
         #: Percentage of the validation images that is classified correctly, and its interval, after `finetune`.
         self.top1 = None
         self.interval = None
+        #: Scores of the features before and after training, by metric, after `finetune` with `"--baseline"`.
+        self.baseline = None
 
     def __fspath__(self):
         return str(self.workdir)
@@ -172,6 +174,7 @@ def finetune(weights, images, validation, workdir, *flags, recipe="finetune", se
     run = Run(result["workdir"], result["steps"], result["seconds"])
     run.top1 = result["top1"]
     run.interval = result["interval"]
+    run.baseline = result.get("baseline")
     return run
 
 

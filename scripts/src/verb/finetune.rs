@@ -23,6 +23,7 @@ use super::pretrain::{
     Probes, Trained, check_format, export, load_recipe, pretrain, print_bad_samples, print_done,
     print_stopped, write_report,
 };
+use crate::before_after::FeatureScores;
 use crate::cluster::compute;
 use crate::console::say;
 use crate::exit::PREEMPTED;
@@ -67,6 +68,11 @@ pub(crate) struct Args {
     /// directory: safetensors, timm, torchvision, transformers or onnx.
     #[arg(long, value_name = "FORMAT")]
     export: Option<Format>,
+    /// Also score features before and after training. The weights that the run began with and its
+    /// own backbone are scored by nearest neighbors and a linear probe, which are fitted on the
+    /// training images; one table shows them beside the classifier.
+    #[arg(long)]
+    baseline: bool,
     #[command(flatten)]
     weights: WeightFlags,
     #[command(flatten)]
@@ -80,7 +86,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHAT:WHERE", hide_short_help = true)]
     inject_fault: Option<Fault>,
     /// Print a line of JSON at the end: steps, seconds, workdir, top1, interval; with --export:
-    /// export.
+    /// export; with --baseline: baseline.
     #[arg(long)]
     json: bool,
 }
@@ -111,6 +117,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         }
     }
     check_format(args.export, &recipe)?;
+    let beginning = initial.clone();
     let session = Session {
         recipe,
         workdir: args.workdir.clone(),
@@ -142,6 +149,19 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let device = args.compute.device.open(0)?.device;
     let classifier = Classifier::open(&args.workdir, &NetworkSettings::default(), &device)?;
     let classified = score(&classifier, &args.workdir, &validation)?;
+    let mut features = None;
+    if args.baseline {
+        let workdir = &args.workdir;
+        features = Some(FeatureScores::measure(
+            &plan,
+            &beginning,
+            &classifier,
+            &validation,
+            workdir,
+            storage,
+            &device,
+        )?);
+    }
     drop(classifier);
     write_report(&args.workdir, storage, &device);
     print_scores(&args.workdir);
@@ -157,6 +177,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     };
     ended.print_next();
     print_classified(&classified, &validation);
+    if let Some(features) = &features {
+        features.print(&classified);
+    }
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
         let mut line = json!({
@@ -168,6 +191,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         });
         if let Some(path) = &exported {
             line["export"] = json!(path);
+        }
+        if let Some(features) = &features {
+            line["baseline"] = features.to_json();
         }
         out!("{line}");
     } else {
