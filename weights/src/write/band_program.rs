@@ -6,9 +6,9 @@ use augment::Depth;
 
 use super::format::Format;
 use super::loading::{
-    Loaded, loaded, output_name, parameters, preprocessing, print_output, print_with_names,
+    Loaded, TIMM_CLASSES, TRANSFORMERS_CLASSES, graph_imports, loaded, output_name, parameters,
+    preprocessing, print_output, print_with_names, run_graph,
 };
-use super::program::{TIMM_CLASSES, TRANSFORMERS_CLASSES, graph_imports, run_graph};
 use crate::backbone::exchange_of;
 use crate::export::Export;
 

@@ -9,7 +9,14 @@ use super::format::Format;
 use crate::backbone::{PythonNetwork, TimmModel, exchange_of, timm_model};
 use crate::export::Export;
 use crate::library::Library;
+use crate::metadata::CLASSES;
 use crate::preprocessing::Preprocessing;
+
+/// Names of the classes by number, of a timm model in Python.
+pub(super) const TIMM_CLASSES: &str = "model.pretrained_cfg[\"label_names\"]";
+
+/// Names of the classes by number, of a transformers model in Python.
+pub(super) const TRANSFORMERS_CLASSES: &str = "model.config.id2label";
 
 /// Python code that loads a network as `model`.
 pub(super) struct Loaded {
@@ -173,4 +180,23 @@ pub(super) fn preprocessing(export: &Export<'_>) -> (u32, u32, String, String) {
 fn python_list(values: &[f32]) -> String {
     let numbers: Vec<String> = values.iter().map(f32::to_string).collect();
     format!("[{}]", numbers.join(", "))
+}
+
+/// Returns the statements that run the graph `session` on the array that the expression `pixels`
+/// is, and print the result.
+pub(super) fn run_graph(export: &Export<'_>, pixels: &str) -> String {
+    if export.classifier.is_some() {
+        let print = print_output(export, "classes");
+        return format!(
+            "(scores,) = session.run(None, {{\"pixels\": {pixels}}})
+classes = json.loads(session.get_modelmeta().custom_metadata_map[\"{CLASSES}\"])
+{print}"
+        );
+    }
+    format!("feature, patches = session.run(None, {{\"pixels\": {pixels}}})\n")
+}
+
+/// Returns the import that [`run_graph`] needs, with its newline.
+pub(super) fn graph_imports(export: &Export<'_>) -> &'static str {
+    if export.classifier.is_some() { "import json\n" } else { "" }
 }

@@ -6,17 +6,11 @@ use std::path::Path;
 use super::band_program;
 use super::format::Format;
 use super::loading::{
-    Loaded, loaded, output_name, parameters, preprocessing, print_output, print_with_names,
+    Loaded, TIMM_CLASSES, TRANSFORMERS_CLASSES, graph_imports, loaded, output_name, parameters,
+    preprocessing, print_output, print_with_names, run_graph,
 };
 use crate::backbone::exchange_of;
 use crate::export::Export;
-use crate::metadata::CLASSES;
-
-/// Names of the classes by number, of a timm model in Python.
-pub(super) const TIMM_CLASSES: &str = "model.pretrained_cfg[\"label_names\"]";
-
-/// Names of the classes by number, of a transformers model in Python.
-pub(super) const TRANSFORMERS_CLASSES: &str = "model.config.id2label";
 
 /// Returns the program in Python that computes the feature of `photo.jpg`, or its class, by the
 /// file or folder `path`.
@@ -100,25 +94,6 @@ with torch.no_grad():
     scores = model(**inputs).logits
 {print}"
     )
-}
-
-/// Returns the statements that run the graph `session` on the array that the expression `pixels`
-/// is, and print the result.
-pub(super) fn run_graph(export: &Export<'_>, pixels: &str) -> String {
-    if export.classifier.is_some() {
-        let print = print_output(export, "classes");
-        return format!(
-            "(scores,) = session.run(None, {{\"pixels\": {pixels}}})
-classes = json.loads(session.get_modelmeta().custom_metadata_map[\"{CLASSES}\"])
-{print}"
-        );
-    }
-    format!("feature, patches = session.run(None, {{\"pixels\": {pixels}}})\n")
-}
-
-/// Returns the import that [`run_graph`] needs, with its newline.
-pub(super) fn graph_imports(export: &Export<'_>) -> &'static str {
-    if export.classifier.is_some() { "import json\n" } else { "" }
 }
 
 fn onnx(name: &str, export: &Export<'_>) -> String {
