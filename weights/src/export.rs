@@ -37,6 +37,11 @@ impl Export<'_> {
             card: self.card,
         }
     }
+
+    /// Returns the parameters of the classifier, by Ocelli's names; none without one.
+    pub(crate) fn head_tensors(&self) -> Vec<NamedTensor> {
+        self.classifier.map(|classifier| classifier.head.tensors()).unwrap_or_default()
+    }
 }
 
 /// A classifier to be written with its network.

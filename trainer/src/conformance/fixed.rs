@@ -18,8 +18,7 @@ const N_TRAINED: usize = 2;
 /// Setting that trains as many.
 const LAST_UNITS: &str = "optim.trained_units=2";
 
-/// Largest difference of a gradient, relative to the largest of its unit: that of the first trained
-/// unit is summed in another order.
+/// Largest difference of a gradient, relative to the largest of its unit.
 const TOLERANCE: f64 = 1e-5;
 
 /// Returns the plans of all backbones, each with its first method.

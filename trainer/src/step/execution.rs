@@ -247,23 +247,16 @@ impl<'a> Execution<'a> {
         let gathered = network.gathered(unit, &flat);
         let batches = std::mem::take(&mut self.features);
         let draws = &self.inputs.draws[unit];
-        let wants_input = self.wants_input(unit);
         let on_sent = &mut || self.gathers.look_ahead();
         let tape;
         (self.features, tape) = if retention.graph || retention.input {
-            passes.forward(gathered, batches, draws, retention.graph, wants_input, on_sent)?
+            passes.forward(gathered, batches, draws, retention.graph, unit > 0, on_sent)?
         } else {
             passes.forward_in_segment(gathered, batches, draws, on_sent)?
         };
         self.results.observations.extend(network.observed(unit, gathered, &tape.totals(), passes));
         self.tapes.push((tape, retention.weights.then_some(flat)));
         Ok(())
-    }
-
-    /// Returns whether the input of unit `unit` of the trained backbone needs a gradient: that of
-    /// the first trained unit does not.
-    fn wants_input(&self, unit: usize) -> bool {
-        unit > self.inputs.n_fixed
     }
 
     /// Runs the heads of the trained network and the loss, forward and backward.
@@ -319,10 +312,9 @@ impl<'a> Execution<'a> {
         let gathered = network.gathered(unit, &flat);
         let grads = std::mem::take(&mut self.grads);
         let draws = &self.inputs.draws[unit];
-        let wants_input = self.wants_input(unit);
         let on_sent = &mut || self.gathers.look_ahead().and_then(|()| self.reductions.release());
         let params;
-        (self.grads, params) = passes.backward(gathered, tape, grads, draws, wants_input, on_sent)?;
+        (self.grads, params) = passes.backward(gathered, tape, grads, draws, unit > 0, on_sent)?;
         // Rounding to the type on the wire gives the same values here as before the transfer.
         self.flat_grads.insert(unit, params.flat(gathered.layout, self.inputs.wire.dtype()));
         Ok(())

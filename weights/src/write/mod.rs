@@ -49,7 +49,7 @@ pub fn write(
         return Err(unsupported(format, reason));
     }
     if export.precision == Precision::F16 {
-        let head = head_tensors(export);
+        let head = export.head_tensors();
         let mut tensors = export.tensors.iter().chain(&head);
         let too_large = tensors.find(|tensor| tensor.values.iter().any(|v| v.abs() > MAX_F16));
         if let Some(tensor) = too_large {
@@ -191,15 +191,10 @@ fn encode_files(
     Ok(vec![(path.to_path_buf(), encode_file(path, &arrays, format, export)?)])
 }
 
-/// Returns the parameters of the classifier of `export`, by Ocelli's names; none without one.
-fn head_tensors(export: &Export<'_>) -> Vec<NamedTensor> {
-    export.classifier.map(|classifier| classifier.head.tensors()).unwrap_or_default()
-}
-
 /// Returns the parameters of `export` and of its classifier under Ocelli's names.
 fn own_arrays(export: &Export<'_>) -> Arrays {
     let mut arrays = ocelli_arrays(export);
-    for NamedTensor { name, shape, values } in head_tensors(export) {
+    for NamedTensor { name, shape, values } in export.head_tensors() {
         arrays.insert(name, Array { shape, values });
     }
     arrays

@@ -12,7 +12,6 @@
 use prost::Message;
 
 use super::entries::entries;
-use super::head_tensors;
 use crate::backbone::{add_classifier, exchange_of};
 use crate::export::{Export, ExportedClassifier};
 use crate::onnx::{Graph, MetadataEntry, Model, OperatorSet, Setting};
@@ -32,7 +31,7 @@ const MAX_BYTES: usize = 2_000_000_000;
 /// A message, if the network is too large or has no graph for images of this size.
 pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
     check_size(export)?;
-    let head = head_tensors(export);
+    let head = export.head_tensors();
     let mut graph = Graph::new(export.tensors.iter().chain(&head), export.precision);
     let px = export.preprocessing.transform.size_px as usize;
     let stride_px = export.model.stride_px();
