@@ -44,8 +44,8 @@ RECIPES = [
         [
             *("model.width=384", "model.depth=12", "model.heads=6", "model.mlp=gelu", "model.mlp_ratio=4"),
             *("method.prototypes=16384", "method.head_hidden=2048", "method.head_bottleneck=256"),
-            *("method.patch_head={prototypes=16384,hidden=2048,bottleneck=256}", "method.koleo_group=1"),
-            *("method.mask_group=1", "views.mix=[]", "views.global_px=768", "views.gram_px=1152"),
+            *("method.patch_head={prototypes=16384,hidden=2048,bottleneck=256}", "method.koleo_group=2"),
+            *("method.mask_group=2", "views.mix=[]", "views.global_px=768", "views.gram_px=1152"),
         ],
     ),
     # Scores are most of the memory.
