@@ -4,13 +4,16 @@ use std::io::Read;
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use kernels::device::Opened;
 use networks::ModelConfig;
+use pipeline::Storage;
 use pipeline::magic::{FileKind, recognize_file};
-use session::{Initial, initial_model, open_frozen};
+use session::{Advice, Initial, Wish, advise, initial_model, open_frozen};
 use trainer::Recipe;
 
 use crate::console::say;
 use crate::guesses;
+use crate::progress::Activity;
 
 /// Lists recipes by their names, with their texts.
 macro_rules! recipes {
@@ -106,6 +109,33 @@ pub(crate) fn check_settings(overrides: &[String], name: &str, text: &str) -> an
         Some(answer) => bail!("{answer}"),
         None => Ok(()),
     }
+}
+
+/// Chooses one of the recipes that ship with the program for a run of `hours` on `device`.
+pub(crate) fn choose(
+    hours: f64,
+    shards: &[String],
+    overrides: &[String],
+    initial: &Initial,
+    device: &Opened,
+    storage: &Storage,
+) -> anyhow::Result<Advice> {
+    let wish = Wish { hours, recipes: BUILT_IN, shards, overrides, initial, device };
+    let _activity = Activity::new("measuring this machine, to choose a recipe …");
+    Ok(advise(&wish, storage)?)
+}
+
+/// Returns whether `overrides` set `key`, a part of it, or the section that it is in.
+pub(crate) fn is_set(overrides: &[String], key: &str) -> bool {
+    overrides.iter().filter_map(|entry| entry.split_once('=')).any(|(path, _)| {
+        let path = path.trim();
+        is_within(path, key) || is_within(key, path)
+    })
+}
+
+/// Returns whether the key `path` is `outer` or within it.
+fn is_within(path: &str, outer: &str) -> bool {
+    path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// Returns the names of the recipes that ship with the program.

@@ -199,7 +199,7 @@ fn a_recipe_is_chosen_for_hours() {
     let start = Instant::now();
     let stderr = ok(&world.ocelli(&args));
     let seconds = start.elapsed().as_secs_f64();
-    assert!((0.4 * SECONDS..2.0 * SECONDS).contains(&seconds), "{seconds} s: {stderr}");
+    assert!((0.3 * SECONDS..8.0 * SECONDS).contains(&seconds), "{seconds} s: {stderr}");
     for subject in SUBJECTS {
         assert_eq!(stderr.matches(&format!("note: {subject}")).count(), 1, "{subject}: {stderr}");
     }

@@ -31,6 +31,7 @@ use crate::initial::hints_for_run;
 use crate::network_flags::WeightFlags;
 use crate::pictures;
 use crate::progress::{Activity, StageBar};
+use crate::recipes::is_set;
 use crate::run_end::{EndedRun, print_scores};
 
 /// Key of the size of views that are listed one by one.
@@ -248,19 +249,6 @@ fn adopt_preprocessing(
         }
     }
     notes
-}
-
-/// Returns whether `overrides` set `key`, a part of it, or the section that it is in.
-fn is_set(overrides: &[String], key: &str) -> bool {
-    overrides.iter().filter_map(|entry| entry.split_once('=')).any(|(path, _)| {
-        let path = path.trim();
-        is_within(path, key) || is_within(key, path)
-    })
-}
-
-/// Returns whether the key `path` is `outer` or within it.
-fn is_within(path: &str, outer: &str) -> bool {
-    path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// Returns a note on each key of the data whose value differs in two recipes.

@@ -19,8 +19,7 @@ use prep::open::report_turned;
 use report::Start;
 use serde_json::json;
 use session::{
-    Initial, RetrievalProbe, ScoringProbe, Session, Wish, advise, check_export, few_images_warning,
-    initial_model,
+    Initial, RetrievalProbe, ScoringProbe, Session, check_export, few_images_warning, initial_model,
 };
 use trainer::checkpoint::steps;
 use trainer::run::Outcome;
@@ -183,7 +182,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 fn check_length(args: &Args) -> anyhow::Result<()> {
     let Some(hours) = args.hours else { return Ok(()) };
     for entry in &args.overrides {
-        if entry.trim_start().starts_with("optim.length") {
+        if recipes::is_set(std::slice::from_ref(entry), "optim.length") {
             bail!("--hours {hours} and --set {entry} are both the length of the run: give one of them");
         }
     }
@@ -219,18 +218,7 @@ fn chosen_recipe(args: &Args, hours: f64, initial: Initial, storage: &Storage) -
         );
     }
     let device = args.compute.open(&launch)?;
-    let wish = Wish {
-        hours,
-        recipes: recipes::BUILT_IN,
-        shards: &args.shards,
-        overrides: &args.overrides,
-        initial: &initial,
-        device: &device,
-    };
-    let advice = {
-        let _activity = Activity::new("measuring this machine, to choose a recipe …");
-        advise(&wish, storage)?
-    };
+    let advice = recipes::choose(hours, &args.shards, &args.overrides, &initial, &device, storage)?;
     for line in &advice.lines {
         say(format!("note: {line}"));
     }

@@ -255,13 +255,13 @@ fn target_distributions(
     smoothing: f64,
     device: &Device,
 ) -> Tensor<3> {
-    let of_all = (smoothing / n_classes as f64) as f32;
-    let of_label = (1.0 - smoothing) as f32;
-    let mut values = vec![of_all; labels.len() * n_classes];
+    let floor = (smoothing / n_classes as f64) as f32;
+    let label_weight = (1.0 - smoothing) as f32;
+    let mut values = vec![floor; labels.len() * n_classes];
     for (label, row) in labels.iter().zip(values.chunks_exact_mut(n_classes)) {
         assert!(!label.is_empty(), "an image without a label is never shown");
         for (class, share) in label {
-            row[*class as usize] += of_label * *share;
+            row[*class as usize] += label_weight * *share;
         }
     }
     Tensor::from_data(TensorData::new(values, [labels.len(), 1, n_classes]), device)

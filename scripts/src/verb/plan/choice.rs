@@ -6,13 +6,12 @@ use pipeline::Storage;
 use pipeline::secrets::redact_list;
 use report::shell_quote;
 use serde_json::json;
-use session::{Advice, Initial, Wish, advise};
+use session::{Advice, Initial};
 
 use super::flags::Args;
 use crate::cluster::compute::DeviceFlag;
 use crate::console::print_paragraph;
 use crate::initial::hints_for_run;
-use crate::progress::Activity;
 use crate::recipes;
 
 /// Prints the choice for a run of `hours` and its reasons, and the command with its recipe.
@@ -20,18 +19,7 @@ pub(super) fn print(args: &Args, hours: f64, storage: &Storage) -> anyhow::Resul
     let initial =
         Initial { weights: args.init.clone(), hints: hints_for_run(&args.weights)?, ..Initial::default() };
     let device = DeviceFlag::default().open()?;
-    let wish = Wish {
-        hours,
-        recipes: recipes::BUILT_IN,
-        shards: &args.shards,
-        overrides: &args.overrides,
-        initial: &initial,
-        device: &device,
-    };
-    let advice = {
-        let _activity = Activity::new("measuring this machine, to choose a recipe …");
-        advise(&wish, storage)?
-    };
+    let advice = recipes::choose(hours, &args.shards, &args.overrides, &initial, &device, storage)?;
     for line in &advice.lines {
         print_paragraph(0, line);
     }
