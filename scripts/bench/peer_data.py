@@ -2,6 +2,7 @@
 
 import glob
 import io
+import os
 import tarfile
 
 import torch
@@ -12,20 +13,44 @@ from torchvision import transforms as T
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+def shard_samples(path):
+    """Bytes and class of the samples of a shard."""
+    parts = {}
+    with tarfile.open(path) as tar:
+        for member in tar:
+            key, _, extension = member.name.partition(".")
+            parts.setdefault(key, {})[extension] = tar.extractfile(member).read()
+    for sample in parts.values():
+        label = int(sample.pop("cls"))
+        yield next(iter(sample.values())), label
+
+
+def folder_samples(folder):
+    """Bytes and class of the images of a folder with a subfolder for each class, which are numbered by their names."""
+    classes = sorted(name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name)))
+    for label, name in enumerate(classes):
+        for path in sorted(glob.glob(os.path.join(folder, name, "*"))):
+            with open(path, "rb") as file:
+                yield file.read(), label
+
+
+def samples(pattern):
+    """Bytes and class of all samples of shards, which a pattern or a folder names, or of a folder of images."""
+    shards = sorted(glob.glob(os.path.join(pattern, "*.tar") if os.path.isdir(pattern) else pattern))
+    if os.path.isdir(pattern) and not shards:
+        yield from folder_samples(pattern)
+    for path in shards:
+        yield from shard_samples(path)
+
+
 class Shards(Dataset):
-    """All labeled images of some shards, held in memory as the bytes they are."""
+    """All labeled images of some shards or of a folder, held in memory as the bytes they are."""
 
     def __init__(self, pattern, transform):
         self.images, self.labels, self.transform = [], [], transform
-        for path in sorted(glob.glob(pattern)):
-            parts = {}
-            with tarfile.open(path) as tar:
-                for member in tar:
-                    key, _, extension = member.name.partition(".")
-                    parts.setdefault(key, {})[extension] = tar.extractfile(member).read()
-            for sample in parts.values():
-                self.labels.append(int(sample.pop("cls")))
-                self.images.append(next(iter(sample.values())))
+        for image, label in samples(pattern):
+            self.images.append(image)
+            self.labels.append(label)
         if not self.images:
             raise SystemExit(f"no images in {pattern}")
 
@@ -34,6 +59,13 @@ class Shards(Dataset):
 
     def __getitem__(self, i):
         return self.transform(Image.open(io.BytesIO(self.images[i])).convert("RGB"))
+
+
+class Labeled(Shards):
+    """Images of shards with their classes, as an ImageFolder gives them."""
+
+    def __getitem__(self, i):
+        return super().__getitem__(i), self.labels[i]
 
 
 def blur(crop):

@@ -25,14 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision import transforms as T
 
-from peer_data import MEAN, STD, Shards
-
-
-class Labeled(Shards):
-    """Images of shards with their classes, as an ImageFolder gives them."""
-
-    def __getitem__(self, i):
-        return super().__getitem__(i), self.labels[i]
+from peer_data import MEAN, STD, Labeled
 
 
 def without_gpu():

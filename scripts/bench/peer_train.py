@@ -8,9 +8,10 @@ lightly for SimCLR, SwAV, BYOL, Barlow Twins and VICReg.
     python scripts/bench/peer_train.py --recipe scripts/recipes/dino_cifar.toml \
         --train 'cifar/train-*.tar' --test 'cifar/test-*.tar' --minutes 20
 
-With --minutes, a few steps are timed first, and the schedules are laid over the number of steps that
-then fits; --epochs and --steps set the length; with none of them, the length is the recipe's. With --bench, steps on
-one batch of noise are timed, beside `ocelli bench step`. It knows the parts of a recipe that the small recipes use;
+With --minutes, steps are timed first for a fiftieth of the time, as `ocelli` does, and the schedules are laid over the number of
+steps that then fits; the minutes are those of the steps alone, without the start, the timing and the scores. --epochs and --steps set
+the length; with none of them, the length is the recipe's. --set changes values of the recipe like that of `ocelli pretrain`. With
+--bench, steps on one batch of noise are timed, beside `ocelli bench step`. It knows the parts of a recipe that the small recipes use;
 what else a recipe sets is an error. With --out, a transformer is written under timm's names, which `ocelli probe` scores
 like a network of its own:
 
@@ -129,6 +130,37 @@ class Run:
         return loss.item(), embeddings.detach().std(0).mean().item()
 
 
+def with_setting(recipe, entry):
+    """Sets a value of a recipe: `model.width=192`, or `views.crops.0.size_px=64` in a list."""
+    path, _, text = entry.partition("=")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = path.split(".")
+    table = recipe
+    for section in sections:
+        table = table[int(section)] if isinstance(table, list) else table.setdefault(section, {})
+    table[int(last) if isinstance(table, list) else last] = value
+
+
+def steps_within(minutes, run, source, warm=10, least=3):
+    """Number of steps that fit into `minutes`, by those of a fiftieth of the time after some that warm up.
+
+    The loader has batches in advance, which the first steps use up.
+    """
+    budget_s, n = 60 * minutes / 50, 0
+    start = time.perf_counter()
+    while n < warm and (n == 0 or time.perf_counter() - start < budget_s):
+        run.step(n, next(source))
+        n += 1
+    first, start = n, time.perf_counter()
+    while n - first < least or time.perf_counter() - start < budget_s:
+        run.step(n, next(source))
+        n += 1
+    return max(1, int(60 * minutes * (n - first) / (time.perf_counter() - start)))
+
+
 def bench(recipe, batch, repeats, layout):
     """Milliseconds of steps on noise."""
     groups = {}
@@ -147,6 +179,7 @@ def bench(recipe, batch, repeats, layout):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", required=True)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="changes a value of the recipe; can be repeated")
     parser.add_argument("--train")
     parser.add_argument("--test")
     parser.add_argument("--minutes", type=float)
@@ -162,6 +195,8 @@ def main():
     args = parser.parse_args()
     with open(args.recipe, "rb") as file:
         recipe = tomllib.load(file)
+    for entry in args.set:
+        with_setting(recipe, entry)
     known = KNOWN | {"method": METHODS[recipe["method"]["name"]].KEYS}
     for section, keys in known.items():
         if unknown := set(recipe.get(section, {})) - set(keys.split()):
@@ -181,12 +216,7 @@ def main():
     if args.out and recipe["model"]["arch"] != "vit":
         parser.error("--out writes transformers only")
     if args.minutes:
-        trial, warm, timed = Run(recipe, Clock(1000, len(train), batch), layout), 10, 40
-        for i in range(warm + timed):
-            if i == warm:
-                start = time.perf_counter()
-            trial.step(i, next(source))
-        total = int(60 * args.minutes * timed / (time.perf_counter() - start))
+        total = steps_within(args.minutes, Run(recipe, Clock(1_000_000, len(train), batch), layout), source)
     run = Run(recipe, Clock(total, len(train), batch), layout)
     random_knn = knn(run.method.scored, train, test, size)
     print(f"{total} steps of {batch}; random k-NN {random_knn:.1f}", flush=True)
@@ -205,7 +235,8 @@ def main():
     if args.out:
         torch.save(timm_names(run.method.scored), args.out)
     score = knn(run.method.scored, train, test, size)
-    print(json.dumps({"steps": total, "seconds": seconds, "images_per_s": total * batch / seconds, "knn": score, "random_knn": random_knn}))
+    speed = {"steps": total, "images_seen": total * batch, "seconds": seconds, "images_per_s": total * batch / seconds}
+    print(json.dumps(speed | {"knn": score, "random_knn": random_knn}))
 
 
 if __name__ == "__main__":
