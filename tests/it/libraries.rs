@@ -68,7 +68,7 @@ impl Bench {
         for _ in 0..3 * model.width() {
             weight.push(next_uniform(&mut state));
         }
-        let classes = ["cat", "a \"dog\" | <b>", "größe"].map(String::from).to_vec();
+        let classes = ["cat, kitten", "a \"dog\" | <b>", "größe\n`'*\\"].map(String::from).to_vec();
         let head = ClassHead { classes, weight, bias: vec![0.5, -0.25, 0.125] };
         self.export_random(name, &model, Some(&head))
     }

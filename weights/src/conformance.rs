@@ -1,8 +1,9 @@
 //! Conformance of all backbones: files written for a library are read back unchanged.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use networks::{ClassHead, ModelConfig, NamedTensor, Origin, QkvBias, Size};
+use networks::{ClassHead, ModelConfig, NamedTensor, Origin, Positions, QkvBias, Size};
 use prost::Message;
 
 use crate::backbone::exchange_of;
@@ -106,8 +107,14 @@ fn class_head(model: &ModelConfig) -> ClassHead {
     for number in 0..3 * model.width() {
         weight.push(0.5 + f32::from((number % 97) as u16) / 128.0);
     }
-    let classes = ["cat", "a \"dog\" | <b>", "größe"].map(String::from).to_vec();
+    let classes = ["cat, kitten", "a \"dog\" | <b>", "größe\n`'*\\"].map(String::from).to_vec();
     ClassHead { classes, weight, bias: vec![0.5, -0.25, 0.125] }
+}
+
+/// Returns the name of the kind of `model` in recipes.
+fn arch(model: &ModelConfig) -> String {
+    let model = serde_json::to_value(model).unwrap();
+    model["arch"].as_str().unwrap().to_string()
 }
 
 /// A classifier is written in every format that can hold it, and read back from those of Ocelli;
@@ -115,6 +122,9 @@ fn class_head(model: &ModelConfig) -> ClassHead {
 #[test]
 fn classifiers_are_written_with_their_networks() {
     let card = Card::default();
+    // Formats that hold a network, but no classifier on it.
+    let mut without_classifier = BTreeSet::new();
+    let mut without_graph = BTreeSet::new();
     for model in ModelConfig::examples() {
         let tensors = tensors(&model);
         let head = class_head(&model);
@@ -126,30 +136,32 @@ fn classifiers_are_written_with_their_networks() {
             let checked = crate::check(format, &model, &export.preprocessing, true);
             let files = match write(&path, format, &export, false) {
                 Ok(files) => files,
+                Err(WeightsError::Unsupported { reason, .. }) if reason.contains("not implemented") => {
+                    without_graph.insert(arch(&model));
+                    continue;
+                }
                 Err(WeightsError::Unsupported { reason, .. }) => {
-                    let is_graph_missing = reason.contains("not implemented");
-                    assert!(checked.is_err() || is_graph_missing, "{model:?} as {format:?}: {reason}");
+                    assert!(checked.is_err(), "{model:?} as {format:?}: {reason}");
                     // The classifier is the reason if the backbone alone can be written.
-                    let alone = crate::check(format, &model, &export.preprocessing, false);
-                    let says_how = reason.contains("--backbone-only");
-                    assert!(
-                        alone.is_err() || is_graph_missing || says_how,
-                        "{model:?} as {format:?}: {reason}"
-                    );
+                    if crate::check(format, &model, &export.preprocessing, false).is_ok() {
+                        let says_how = reason.contains("--backbone-only");
+                        assert!(says_how, "{model:?} as {format:?}: {reason}");
+                        without_classifier.insert(format!("{} as {}", arch(&model), format.name()));
+                    }
                     continue;
                 }
                 Err(error) => panic!("{model:?} as {format:?}: {error}"),
             };
             assert!(checked.is_ok(), "{model:?} as {format:?}: {checked:?}");
-            assert!(![Format::Dinov2, Format::Dinov3].contains(&format), "{model:?} as {format:?}");
             let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
             assert!(text.contains("A classifier of 3 classes ("), "{text}");
-            assert!(text.contains("cat, a \"dog\" \\| \\<b>, größe."), "{text}");
+            let table = "| 0 | cat, kitten |\n| 1 | a \"dog\" \\| \\<b> |\n| 2 | größe \\`'\\*\\\\ |\n";
+            assert!(text.contains(table), "{text}");
             let normalization = Some(networks::Normalization::half(model.n_channels()));
             let hints = Hints { heads: Some(heads(&model)), normalization, ..Hints::default() };
+            let is_own = matches!(format, Format::Safetensors | Format::Onnx);
             match read(&path, &hints) {
                 Ok(pretrained) => {
-                    let is_own = matches!(format, Format::Safetensors | Format::Onnx);
                     assert_eq!(
                         pretrained.classifier,
                         is_own.then(|| head.clone()),
@@ -158,35 +170,62 @@ fn classifiers_are_written_with_their_networks() {
                     check(&model, &tensors, format, pretrained);
                 }
                 // Shapes do not determine the rule by which such a RegNet was designed.
-                Err(WeightsError::Unknown { .. }) if has_custom_design(&model) => {}
+                Err(WeightsError::Unknown { .. }) if has_custom_design(&model) && !is_own => {}
                 Err(error) => panic!("{model:?} as {format:?}: {error}"),
             }
         }
+    }
+    let expected = ["vit as dinov2", "vit as dinov3", "vit as transformers"];
+    assert!(without_classifier.iter().eq(expected), "{without_classifier:?}");
+    assert!(without_graph.iter().eq(["toy"]), "{without_graph:?}");
+}
+
+/// The library has classifiers on all of its vision transformers but those with rotary positions.
+#[test]
+fn transformers_has_no_classifier_beside_rotary_positions() {
+    for model in ModelConfig::examples() {
+        let ModelConfig::Vit(config) = &model else { continue };
+        if exchange_of(&model).transformers().is_err() {
+            continue;
+        }
+        let has_classifier = exchange_of(&model).transformers_classifier().is_some();
+        assert_eq!(has_classifier, config.positions != Positions::Rope, "{model:?}");
     }
 }
 
 /// A graph of a classifier has one output, and its last operation is a softmax if it is requested.
 #[test]
 fn graphs_of_classifiers_return_scores_alone() {
-    let model = ModelConfig::examples().remove(0);
-    let tensors = tensors(&model);
-    let head = class_head(&model);
     let card = Card::default();
-    for (applies_softmax, name) in [(false, "logits"), (true, "probabilities")] {
-        let classifier = Some(ExportedClassifier { head: &head, applies_softmax });
-        let export = Export { classifier, ..f32_export(&model, &tensors, &card) };
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.onnx");
-        write(&path, Format::Onnx, &export, false).unwrap();
-        let bytes = std::fs::read(&path).unwrap();
-        let graph = crate::onnx::Model::decode(bytes.as_slice()).unwrap().graph.unwrap();
-        let outputs: Vec<&str> = graph.output.iter().map(|output| output.name.as_str()).collect();
-        assert_eq!(outputs, [name]);
-        // The last node names the output.
-        let last = &graph.node[graph.node.len() - 2];
-        assert_eq!(last.op_type == "Softmax", applies_softmax, "{}", last.op_type);
-        assert_eq!(read(&path, &Hints::default()).unwrap().classifier.as_ref(), Some(&head));
+    let mut kinds = BTreeSet::new();
+    for model in ModelConfig::examples() {
+        let tensors = tensors(&model);
+        let head = class_head(&model);
+        for (applies_softmax, name) in [(false, "logits"), (true, "probabilities")] {
+            let classifier = Some(ExportedClassifier { head: &head, applies_softmax });
+            let export = Export { classifier, ..f32_export(&model, &tensors, &card) };
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("a.onnx");
+            match write(&path, Format::Onnx, &export, false) {
+                Ok(_) => {}
+                Err(WeightsError::Unsupported { reason, .. }) if reason.contains("not implemented") => {
+                    continue;
+                }
+                Err(error) => panic!("{model:?}: {error}"),
+            }
+            kinds.insert(arch(&model));
+            let bytes = std::fs::read(&path).unwrap();
+            let graph = crate::onnx::Model::decode(bytes.as_slice()).unwrap().graph.unwrap();
+            let outputs: Vec<&str> = graph.output.iter().map(|output| output.name.as_str()).collect();
+            assert_eq!(outputs, [name], "{model:?}");
+            // The last node names the output.
+            let last = &graph.node[graph.node.len() - 2];
+            assert_eq!(last.op_type == "Softmax", applies_softmax, "{}: {model:?}", last.op_type);
+            let classifier = read(&path, &Hints::default()).unwrap().classifier;
+            assert_eq!(classifier.as_ref(), Some(&head), "{model:?}");
+        }
     }
+    assert!(kinds.iter().eq(["convnext", "regnet_y", "resnet", "vit"]), "{kinds:?}");
 }
 
 /// Checks that `pretrained` is the network of `tensors`, except for differences in how `format`
@@ -437,4 +476,60 @@ fn files_with_wrong_shapes_or_duplicate_tensors_are_rejected() {
     absurd.insert("reg_token".into(), Array { shape: vec![1, 1 << 40, 0], values: Vec::new() });
     let reason = refusal(&path, &model, &absurd);
     assert!(reason.contains("model.registers"), "{reason}");
+}
+
+/// Returns whether a network may lack the tensor `name`, or a file may have it beside the network.
+fn is_optional(name: &str) -> bool {
+    let optional =
+        ["mask_token", "reg_token", "register_tokens", "storage_tokens", "rope_embed.periods", "bias_mask"];
+    optional.iter().any(|part| name.ends_with(part))
+}
+
+/// A transformer's file that lacks a tensor is refused, and is not taken for another network: one
+/// without a class token, with fewer blocks or with fewer biases.
+#[test]
+fn files_that_lack_a_tensor_are_refused() {
+    let card = Card::default();
+    let formats = [Format::Timm, Format::Torchvision, Format::Dinov2, Format::Dinov3, Format::Transformers];
+    let mut without_class_token = Vec::new();
+    for model in ModelConfig::examples() {
+        if !matches!(model, ModelConfig::Vit(_)) {
+            continue;
+        }
+        let tensors = tensors(&model);
+        let export = f32_export(&model, &tensors, &card);
+        let normalization = Some(networks::Normalization::half(model.n_channels()));
+        let hints = Hints { heads: Some(heads(&model)), normalization, ..Hints::default() };
+        for format in formats {
+            let folder = tempfile::tempdir().unwrap();
+            let is_folder = matches!(format, Format::Timm | Format::Transformers);
+            let path = folder.path().join(if is_folder { "folder" } else { "a.safetensors" });
+            match write(&path, format, &export, false) {
+                Ok(_) => {}
+                Err(WeightsError::Unsupported { .. }) => continue,
+                Err(error) => panic!("{model:?} as {format:?}: {error}"),
+            }
+            let file = if is_folder { path.join("model.safetensors") } else { path.clone() };
+            let (arrays, metadata) = safetensors::read(&file).unwrap();
+            let whole = read(&path, &hints);
+            assert!(whole.is_ok(), "{model:?} as {format:?}: {whole:?}");
+            for name in arrays.keys().filter(|name| !is_optional(name)) {
+                let mut others = arrays.clone();
+                others.remove(name);
+                let bytes = safetensors::encode(&others, Precision::F32, metadata.clone()).unwrap();
+                std::fs::write(&file, bytes).unwrap();
+                let result = read(&path, &hints);
+                assert!(
+                    matches!(result, Err(WeightsError::Unknown { .. })),
+                    "{model:?} as {format:?} without {name}: {result:?}"
+                );
+                if name.ends_with("cls_token") || name == "class_token" {
+                    without_class_token.push(format);
+                }
+            }
+        }
+    }
+    for format in formats {
+        assert!(without_class_token.contains(&format), "{format:?}: no file without a class token");
+    }
 }

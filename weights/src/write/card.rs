@@ -19,7 +19,7 @@ const MAX_CLASSES: usize = 100;
 /// Returns the text of the card for `export` in `format` at `path`.
 pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     let card = export.card;
-    let mut out = format!("# {}\n\n", card.name);
+    let mut out = format!("# {}\n\n", escaped(&card.name));
     let model = serde_json::to_value(export.model).unwrap_or_default();
     let arch = model["arch"].as_str().unwrap_or("network").to_string();
     let mut n_params: usize = export.tensors.iter().map(|tensor| tensor.values.len()).sum();
@@ -36,14 +36,14 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         n_params as f64 / 1e6,
         export.model.width(),
         card.version,
-        export.network_name,
+        escaped(export.network_name),
         export.precision.name(),
     );
     if let Some(classifier) = &export.classifier {
-        let _ = writeln!(out, "{}\n", classes_text(format, classifier));
+        out.push_str(&classes_text(format, classifier));
     }
     if let Some(data) = &card.data {
-        let _ = writeln!(out, "{data}\n");
+        let _ = writeln!(out, "{}\n", escaped(data));
     }
     if card.origins.is_empty() && card.plan.is_some() {
         out.push_str("Origin: random weights.\n\n");
@@ -78,27 +78,45 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     if !card.scores.is_empty() {
         out.push_str("## Scores\n\n| | weights in | |\n|---|---|---|\n");
         for score in &card.scores {
-            let _ = writeln!(out, "| {} | {} | {} |", score.name, score.precision.name(), score.value);
+            let name = escaped(&score.name);
+            let _ = writeln!(out, "| {name} | {} | {} |", score.precision.name(), score.value);
         }
         out.push('\n');
     }
     if let Some(plan) = &card.plan {
-        let _ = writeln!(out, "## Plan\n\n```toml\n{}\n```", plan.trim_end());
+        let fence = fence(plan);
+        let _ = writeln!(out, "## Plan\n\n{fence}toml\n{}\n{fence}", plan.trim_end());
     }
     out
 }
 
-/// Returns a sentence about what a classifier returns in `format`, with the names of the classes.
+/// Returns a fence for a block of code that is `text`: more backticks than it has in a row.
+fn fence(text: &str) -> String {
+    let mut longest = 2;
+    let mut n = 0;
+    for c in text.chars() {
+        n = if c == '`' { n + 1 } else { 0 };
+        longest = longest.max(n);
+    }
+    "`".repeat(longest + 1)
+}
+
+/// Returns a sentence about what a classifier returns in `format`, and a table of the names of the
+/// classes.
 fn classes_text(format: Format, classifier: &ExportedClassifier<'_>) -> String {
     let classes = &classifier.head.classes;
     let is_softmax = format == Format::Onnx && classifier.applies_softmax;
     let what = if is_softmax { "probability" } else { "score before the softmax" };
-    let shown: Vec<String> = classes.iter().take(MAX_CLASSES).map(|class| cell(class)).collect();
-    let more = match classes.len().saturating_sub(MAX_CLASSES) {
-        0 => String::new(),
-        n_more => format!(" and {n_more} more"),
-    };
-    format!("It returns one {what} per class, in this order: {}{more}.", shown.join(", "))
+    let mut out = format!("It returns one {what} per class:\n\n| number | class |\n|---|---|\n");
+    for (number, class) in classes.iter().take(MAX_CLASSES).enumerate() {
+        let _ = writeln!(out, "| {number} | {} |", escaped(class));
+    }
+    let n_more = classes.len().saturating_sub(MAX_CLASSES);
+    if n_more > 0 {
+        let _ = writeln!(out, "\nThe names of {n_more} more are not listed.");
+    }
+    out.push('\n');
+    out
 }
 
 /// Returns a table of the weights that a network began with; empty for random weights.
@@ -116,27 +134,30 @@ fn origins_text(origins: &[Origin]) -> String {
         let _ = writeln!(
             out,
             "| {}{step} | {} | {} | {} |",
-            cell(&origin.name),
-            cell(library),
-            cell(&origin.fingerprint),
-            cell(origin.license_in_words()),
+            escaped(&origin.name),
+            escaped(library),
+            escaped(&origin.fingerprint),
+            escaped(origin.license_in_words()),
         );
     }
     out.push('\n');
     out
 }
 
-/// Returns `text` for a cell of a table: names in files are not trusted.
-fn cell(text: &str) -> String {
-    let mut cell = String::new();
+/// Characters that have a meaning in Markdown within a line.
+const SPECIAL: [char; 11] = ['\\', '`', '*', '_', '~', '&', '<', '[', ']', '|', '$'];
+
+/// Returns `text` as one line of Markdown that shows it as it is, also in a cell of a table: names
+/// in files are not trusted.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
     for c in text.chars() {
-        match c {
-            '|' | '<' | '`' | '[' | '\\' => cell.extend(['\\', c]),
-            c if c.is_control() => cell.push(' '),
-            c => cell.push(c),
+        if SPECIAL.contains(&c) {
+            escaped.push('\\');
         }
+        escaped.push(if c.is_control() { ' ' } else { c });
     }
-    cell
+    escaped
 }
 
 /// Describes the unusual steps of decoding, which other programs must repeat.
@@ -165,4 +186,86 @@ fn decoding_in_words(decoding: Decoding) -> Vec<String> {
         sentences.push(format!("Pixels that are NaN{value} hold no data: they {fill}."));
     }
     sentences
+}
+
+#[cfg(test)]
+mod tests {
+    use networks::ClassHead;
+
+    use super::*;
+
+    /// Names that mean something in Markdown, in HTML or in a table.
+    const HOSTILE: [&str; 12] = [
+        "cat, kitten",
+        "*bold* and __strong__",
+        "~~gone~~ $x^2$",
+        "`rm -rf` ``` x",
+        "<img src=x onerror=alert(1)>",
+        "a | b || c",
+        "[link](http://example.com) ![image](x.png)",
+        "&lt;b&gt; &amp;",
+        "back\\slash\\",
+        "two\nlines\r\n# title",
+        "\ttab\u{0}zero",
+        "größe 猫",
+    ];
+
+    /// Returns the text that a line of Markdown shows, by cells of a table: what backslashes
+    /// precede is shown as it is.
+    ///
+    /// # Panics
+    /// If it has a character with another meaning.
+    fn cells(line: &str) -> Vec<String> {
+        let mut cells = vec![String::new()];
+        let mut chars = line.chars();
+        while let Some(c) = chars.next() {
+            let last = cells.len() - 1;
+            match c {
+                '\\' => cells[last].extend(chars.next()),
+                '|' => cells.push(String::new()),
+                '`' | '*' | '_' | '~' | '&' | '<' | '[' | '$' => panic!("{c} has a meaning in {line}"),
+                c => cells[last].push(c),
+            }
+        }
+        cells
+    }
+
+    /// Returns `name` in one line.
+    fn in_a_line(name: &str) -> String {
+        name.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    }
+
+    fn head(classes: Vec<String>) -> ClassHead {
+        let bias = vec![0.0; classes.len()];
+        ClassHead { classes, weight: bias.clone(), bias }
+    }
+
+    #[test]
+    fn names_of_classes_are_shown_as_they_are() {
+        let head = head(HOSTILE.map(String::from).to_vec());
+        let text = classes_text(Format::Timm, &ExportedClassifier { head: &head, applies_softmax: false });
+        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
+        assert_eq!(rows.len(), 2 + HOSTILE.len(), "{text}");
+        for (number, (row, name)) in rows[2..].iter().zip(HOSTILE).enumerate() {
+            let expected = ["".into(), format!(" {number} "), format!(" {} ", in_a_line(name)), "".into()];
+            assert_eq!(cells(row), expected, "{row}");
+        }
+    }
+
+    #[test]
+    fn a_card_names_a_hundred_classes() {
+        let classes = (0..103).map(|class| class.to_string()).collect();
+        let head = head(classes);
+        let text = classes_text(Format::Onnx, &ExportedClassifier { head: &head, applies_softmax: true });
+        assert!(text.contains("one probability per class"), "{text}");
+        assert!(text.contains("| 99 | 99 |\n\nThe names of 3 more are not listed.\n\n"), "{text}");
+        assert!(!text.contains("100"), "{text}");
+    }
+
+    /// A name in the plan does not end the block that shows the plan.
+    #[test]
+    fn a_fence_is_longer_than_those_in_its_text() {
+        assert_eq!(fence("x = 1"), "```");
+        assert_eq!(fence("``` and ````"), "`````");
+    }
 }

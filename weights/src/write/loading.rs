@@ -104,12 +104,20 @@ pub(super) fn print_output(export: &Export<'_>, names: &str) -> String {
 pub(super) fn print_with_names(export: &Export<'_>) -> String {
     match &export.classifier {
         Some(classifier) => {
-            // Text in JSON is text in Python.
-            let names = serde_json::to_string(&classifier.head.classes).unwrap_or_default();
-            format!("classes = {names}\n{}", print_output(export, "classes"))
+            let mut names = String::new();
+            for class in &classifier.head.classes {
+                names.push_str(&format!("    {},\n", python_text(class)));
+            }
+            format!("classes = [\n{names}]\n{}", print_output(export, "classes"))
         }
         None => print_output(export, ""),
     }
+}
+
+/// Returns `text` as Python writes it, without a backtick, which could end the program in a page.
+fn python_text(text: &str) -> String {
+    // Text in JSON is text in Python.
+    Value::from(text).to_string().replace('`', "\\u0060")
 }
 
 /// Returns the import and the expression that read the parameters of a file.
@@ -199,4 +207,16 @@ classes = json.loads(session.get_modelmeta().custom_metadata_map[\"{CLASSES}\"])
 /// Returns the import that [`run_graph`] needs, with its newline.
 pub(super) fn graph_imports(export: &Export<'_>) -> &'static str {
     if export.classifier.is_some() { "import json\n" } else { "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_in_python_is_on_one_line() {
+        assert_eq!(python_text("cat, kitten"), r#""cat, kitten""#);
+        assert_eq!(python_text("a \"b\" 'c' \\n"), r#""a \"b\" 'c' \\n""#);
+        assert_eq!(python_text("two\r\nlines\u{0}`größe`"), r#""two\r\nlines\u0000\u0060größe\u0060""#);
+    }
 }

@@ -10,6 +10,8 @@
 pub(super) struct Names {
     /// Class token, `[1, 1, D]`.
     pub cls_token: &'static str,
+    /// Whether the library has networks without a class token.
+    pub class_token_is_optional: bool,
     /// Position embedding, `[1, 1 + N, D]`.
     pub pos_embed: &'static str,
     /// Register tokens, `[1, R, D]`.
@@ -36,6 +38,7 @@ pub(super) struct Names {
 /// Names of timm and DINO, which Ocelli uses too.
 pub(super) const TIMM: Names = Names {
     cls_token: "cls_token",
+    class_token_is_optional: true,
     pos_embed: "pos_embed",
     registers: "reg_token",
     patch_embed: "patch_embed.proj",
@@ -49,7 +52,8 @@ pub(super) const TIMM: Names = Names {
 };
 
 /// Names of DINOv2's code with a plain MLP.
-pub(super) const DINOV2: Names = Names { registers: "register_tokens", ..TIMM };
+pub(super) const DINOV2: Names =
+    Names { registers: "register_tokens", class_token_is_optional: false, ..TIMM };
 
 /// Names of DINOv2's code with a gated MLP.
 pub(super) const DINOV2_GATED: Names =
@@ -58,6 +62,7 @@ pub(super) const DINOV2_GATED: Names =
 /// Names of torchvision.
 pub(super) const TORCHVISION: Names = Names {
     cls_token: "class_token",
+    class_token_is_optional: false,
     pos_embed: "encoder.pos_embedding",
     registers: "",
     patch_embed: "conv_proj",
@@ -79,6 +84,7 @@ pub(super) const TORCHVISION: Names = Names {
 /// Files of `ViTModel` in transformers.
 pub(super) const VIT: Names = Names {
     cls_token: "embeddings.cls_token",
+    class_token_is_optional: false,
     pos_embed: "embeddings.position_embeddings",
     registers: "embeddings.register_tokens",
     patch_embed: "embeddings.patch_embeddings.projection",
@@ -152,7 +158,8 @@ pub(super) const HF_DINOV2_PLAIN_IN_MEMORY: Names = Names {
 };
 
 /// Names of DINOv3's code with a plain MLP. Rotary positions have no parameter.
-pub(super) const DINOV3: Names = Names { registers: "storage_tokens", pos_embed: "", ..TIMM };
+pub(super) const DINOV3: Names =
+    Names { registers: "storage_tokens", pos_embed: "", class_token_is_optional: false, ..TIMM };
 
 /// Names of DINOv3's code with a gated MLP.
 pub(super) const DINOV3_GATED: Names =
@@ -161,6 +168,7 @@ pub(super) const DINOV3_GATED: Names =
 /// Names of timm for networks with rotary positions and a plain MLP.
 pub(super) const TIMM_ROTARY: Names = Names {
     pos_embed: "",
+    class_token_is_optional: false,
     parts: &[("ls1.gamma", "gamma_1"), ("ls2.gamma", "gamma_2")],
     qkv_biases: &["attn.q_bias", KEY_BIAS, "attn.v_bias"],
     ..TIMM
@@ -175,6 +183,7 @@ pub(super) const TIMM_ROTARY_GATED: Names = Names { gates: &["mlp.fc1_g", "mlp.f
 /// Files of `DINOv3ViTModel` in transformers with a plain MLP.
 pub(super) const HF_DINOV3: Names = Names {
     cls_token: "embeddings.cls_token",
+    class_token_is_optional: false,
     pos_embed: "",
     registers: "embeddings.register_tokens",
     patch_embed: "embeddings.patch_embeddings",

@@ -3,7 +3,7 @@
 
 use networks::{MlpKind, ModelConfig, Positions, QkvBias, VitConfig};
 
-use super::names::{ALL, Names, ROTARY, TIMM};
+use super::names::{ALL, Names, ROTARY};
 use crate::backbone::Recognized;
 use crate::file::Array;
 use crate::library::Library;
@@ -78,19 +78,16 @@ const REQUIRED: [&str; 4] = [
     "blocks.0.mlp.fc2.weight",
 ];
 
-/// Returns true if the networks with these names have rotary positions.
-fn is_rotary(names: &Names) -> bool {
-    names.pos_embed.is_empty()
-}
-
 /// Returns true if `tensors` have the required parameters under `names`.
 fn has_required(tensors: &BackboneTensors, names: &Names) -> bool {
-    let mut required = vec![names.pos_embed.to_string()];
-    // timm has networks without a class token.
-    if names.cls_token != TIMM.cls_token || is_rotary(names) {
+    let mut required = Vec::new();
+    // Rotary positions have no parameter.
+    if !names.pos_embed.is_empty() {
+        required.push(names.pos_embed.to_string());
+    }
+    if !names.class_token_is_optional {
         required.push(names.cls_token.to_string());
     }
-    required.retain(|name| !name.is_empty());
     for name in REQUIRED {
         required.extend(names.library_names(name));
     }
@@ -340,7 +337,9 @@ fn square_positions(tensors: &mut BackboneTensors, names: &Names, width: usize) 
     if !tensors.contains(names.cls_token) {
         let grid = exact_root(n).filter(|grid| *grid > 0);
         tensors.insert(names.pos_embed, positions);
-        return grid.ok_or_else(|| format!("its position embedding has {n} rows, which is not n²"));
+        return grid.ok_or_else(|| {
+            format!("it has no class token, and its position embedding has {n} rows, which is not n²")
+        });
     }
     let (grid, values) = match (exact_root(n.saturating_sub(1)), exact_root(n)) {
         (Some(grid), _) if n > 1 => (grid, positions.values),
@@ -413,9 +412,13 @@ fn qkv_bias(tensors: &mut BackboneTensors, names: &Names, depth: usize, width: u
     match (n_present, biases.len()) {
         (0, _) => QkvBias::None,
         (2, 3) => {
-            for i in 0..depth {
-                let key_bias = bias_names(names, i).swap_remove(1);
-                tensors.insert(&key_bias, Array { shape: vec![width], values: vec![0.0; width] });
+            let keys: Vec<String> = (0..depth).map(|i| bias_names(names, i).swap_remove(1)).collect();
+            // A file with some of them lacks the others, and is refused where these are read.
+            if keys.iter().any(|name| tensors.contains(name)) {
+                return QkvBias::All;
+            }
+            for name in &keys {
+                tensors.insert(name, Array { shape: vec![width], values: vec![0.0; width] });
             }
             QkvBias::WithoutKeys
         }
