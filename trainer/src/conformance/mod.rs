@@ -48,13 +48,15 @@ workers = 1
 "#;
 
 /// Parts of the errors for pairs of a backbone and a method that cannot be combined: masks need a
-/// backbone with tokens, some settings need masks, and the network that a method brings must take
-/// images with as many channels and have patches of the same size.
-const DO_NOT_FIT: [&str; 4] = [
+/// backbone with tokens, some settings need masks, the network that a method brings must take
+/// images with as many channels and have patches of the same size, and a mask token must be
+/// trained.
+const DO_NOT_FIT: [&str; 5] = [
     "no tokens to mask",
     "only where patches are masked",
     "both see the same views",
     "masked patches are compared one by one",
+    "shows a mask token",
 ];
 
 /// Returns the resolved plans of all pairs of a backbone and a method, with `overrides`.

@@ -2,6 +2,7 @@
 
 use augment::ViewMix;
 use networks::backbone::ModelConfig;
+use networks::mask::Masking;
 
 use super::channels::check_channels;
 use super::optim::LrSchedule;
@@ -36,6 +37,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     }
     check_channels(recipe, &networks).map_err(|reason| recipe.error(reason))?;
     method::check::check_masks_fit(&networks, &recipe.model).map_err(|reason| recipe.error(reason))?;
+    check_dropped(&recipe.views, &views, &networks, &recipe.model).map_err(|reason| recipe.error(reason))?;
     check_repeats(&recipe.views, &networks, all_sizes.len()).map_err(|reason| recipe.error(reason))?;
     check_trained_units(recipe, &networks).map_err(|reason| recipe.error(reason))?;
     let optim = &recipe.optim;
@@ -71,8 +73,8 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Checks that the backbone of the trained network has the units that are to be trained, and that
-/// something is trained.
+/// Checks that the backbone of the trained network has the units that are to be trained, that
+/// something is trained, and that the token for masked patches is, if the network sees it.
 fn check_trained_units(recipe: &Recipe, networks: &[NetworkSpec]) -> Result<(), String> {
     let Some(n_trained) = recipe.optim.trained_units else { return Ok(()) };
     let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
@@ -85,6 +87,14 @@ fn check_trained_units(recipe: &Recipe, networks: &[NetworkSpec]) -> Result<(), 
     }
     if n_trained == 0 && network.heads.is_empty() {
         return Err("optim.trained_units 0: without heads, nothing would be trained".into());
+    }
+    let sees_token = network.sees.iter().any(|views| views.masking == Masking::Replaced);
+    if n_trained < n_units && sees_token {
+        return Err(format!(
+            "optim.trained_units {n_trained}: the method shows a mask token in place of patches, which is \
+             part of the first of {n_units} units and would not be trained: remove optim.trained_units, or \
+             use a method that masks nothing"
+        ));
     }
     Ok(())
 }
@@ -114,6 +124,33 @@ fn check_repeats(views: &ViewsConfig, networks: &[NetworkSpec], n_sizes: usize) 
     Ok(())
 }
 
+/// Checks that views whose masked patches are dropped have a patch that is seen beside one that is
+/// masked, in every batch. `model` is the recipe's backbone.
+fn check_dropped(
+    config: &ViewsConfig,
+    views: &ViewMix,
+    networks: &[NetworkSpec],
+    model: &ModelConfig,
+) -> Result<(), String> {
+    for network in networks {
+        let cell_px = network.model(model).cell_px() as u32;
+        for seen in network.sees.iter().filter(|seen| seen.masking == Masking::Dropped) {
+            for (_, views) in views.choices() {
+                let side = views.groups()[seen.size].size_px;
+                if side < 2 * cell_px {
+                    return Err(format!(
+                        "{}: views of {side} px are one patch of {cell_px} px, but the method shows some \
+                         patches and predicts others: choose at least {} px",
+                        config.size_key(side),
+                        2 * cell_px
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Checks that the sides of views of the sizes numbered `sizes` are multiples of the stride of
 /// `model` in every batch. `owner` names the model in messages, and `config` the keys of the sizes.
 fn check_sizes(
@@ -138,4 +175,62 @@ fn check_sizes(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use networks::head::{Head, Reads};
+
+    use super::*;
+    use crate::conformance::plans;
+    use crate::method::network::SeenViews;
+
+    /// Returns the specification of a trained network that sees views of one size.
+    fn trained(masking: Masking, heads: Vec<Head>) -> NetworkSpec {
+        let sees = vec![SeenViews { size: 0, masking }];
+        NetworkSpec { sees, takes_masks: true, ..NetworkSpec::trained("student", heads, 1) }
+    }
+
+    /// Returns the check of a recipe that trains `n_trained` units of `network`.
+    fn checked(n_trained: usize, network: NetworkSpec) -> Result<(), String> {
+        let mut recipe = plans(&[]).remove(0).recipe;
+        recipe.optim.trained_units = Some(n_trained);
+        check_trained_units(&recipe, &[network])
+    }
+
+    fn heads() -> Vec<Head> {
+        vec![Head::new("image", Reads::Pooled, Vec::new())]
+    }
+
+    #[test]
+    fn the_last_units_are_trained_only_where_that_suffices() {
+        let model = plans(&[]).remove(0).recipe.model;
+        let n_units = trained(Masking::Shown, heads()).units(&model).len();
+        let reason = checked(0, trained(Masking::Shown, Vec::new())).unwrap_err();
+        assert!(reason.contains("nothing would be trained"), "{reason}");
+        assert_eq!(checked(1, trained(Masking::Shown, Vec::new())), Ok(()));
+        assert_eq!(checked(0, trained(Masking::Shown, heads())), Ok(()));
+        let reason = checked(n_units + 1, trained(Masking::Shown, heads())).unwrap_err();
+        assert!(reason.contains(&format!("has {n_units} units")), "{reason}");
+        let reason = checked(n_units - 1, trained(Masking::Replaced, heads())).unwrap_err();
+        assert!(reason.contains("mask token"), "{reason}");
+        assert_eq!(checked(n_units, trained(Masking::Replaced, heads())), Ok(()));
+    }
+
+    /// Of a view that is one patch, none would be left to be seen.
+    #[test]
+    fn views_of_one_patch_are_refused_where_masked_patches_are_dropped() {
+        let recipe = plans(&[]).remove(0).recipe;
+        let cell_px = recipe.model.cell_px() as u32;
+        for (side, masking, is_valid) in [
+            (cell_px, Masking::Dropped, false),
+            (2 * cell_px, Masking::Dropped, true),
+            (cell_px, Masking::Replaced, true),
+        ] {
+            let views: ViewsConfig = augment::MultiCrop::single(side).into();
+            let mix = views.view_mix().unwrap();
+            let result = check_dropped(&views, &mix, &[trained(masking, heads())], &recipe.model);
+            assert_eq!(result.is_ok(), is_valid, "{side} px, {masking:?}: {result:?}");
+        }
+    }
 }

@@ -4,10 +4,11 @@ use pipeline::words::{counted, thousands};
 
 use super::lengths::lengths;
 use super::plan::Plan;
+use crate::method::network::UpdateRule;
 use crate::schedule::RunLength;
 
 /// Returns warnings about `plan`: lengths beyond the end of the run, batches larger than the data
-/// set, rates near zero.
+/// set, rates near zero, random weights that are not trained.
 pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     let length = RunLength {
         n_samples: plan.n_samples,
@@ -41,5 +42,74 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
             optim.clip_norm()
         ));
     }
+    warnings.extend(untrained_weights(plan));
     warnings
+}
+
+/// Returns a warning if the run of `plan` begins with random weights, and some units of the
+/// backbone keep them.
+fn untrained_weights(plan: &Plan) -> Option<String> {
+    if !plan.began_with().is_empty() {
+        return None;
+    }
+    if plan.frozen_backbone_steps >= plan.total_steps {
+        return Some(
+            "optim.freeze_backbone lasts for the whole run, which begins with random weights: the backbone \
+             keeps them; give trained ones with --init WEIGHTS (--checkpoint WEIGHTS to `ocelli finetune`), \
+             or set a shorter optim.freeze_backbone"
+                .into(),
+        );
+    }
+    let n_trained = plan.recipe.optim.trained_units?;
+    let networks = plan.method().ok()?.networks();
+    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient)?;
+    let n_units = trained.units(&plan.recipe.model).len();
+    let n_fixed = n_units.saturating_sub(n_trained);
+    if n_fixed == 0 {
+        return None;
+    }
+    Some(format!(
+        "optim.trained_units is {n_trained}, but the run begins with random weights: {n_fixed} of the \
+         {n_units} units of the backbone keep them; give trained ones with --init WEIGHTS (--checkpoint \
+         WEIGHTS to `ocelli finetune`), or remove optim.trained_units"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use networks::Origin;
+
+    use super::*;
+    use crate::conformance::plans;
+
+    /// Returns the warnings about untrained weights in a plan with these settings.
+    fn warnings_of(overrides: &[&str]) -> Vec<String> {
+        let plan = plans(overrides).remove(0);
+        warnings(&plan).into_iter().filter(|warning| warning.contains("random weights")).collect()
+    }
+
+    /// With weights of another run, the same settings make sense.
+    #[test]
+    fn random_weights_that_are_never_trained_cause_a_warning() {
+        assert_eq!(warnings_of(&[]), [""; 0]);
+        assert_eq!(warnings_of(&["optim.freeze_backbone={percent=50}"]), [""; 0]);
+        let all = "optim.freeze_backbone={percent=100}";
+        assert!(warnings_of(&[all])[0].contains("optim.freeze_backbone"));
+        let last = "optim.trained_units=1";
+        let warning = warnings_of(&[last]).remove(0);
+        assert!(warning.contains("optim.trained_units is 1") && warning.contains("--init"), "{warning}");
+        let origin = Origin {
+            name: "run".into(),
+            step: Some(3),
+            library: "ocelli".into(),
+            fingerprint: "f".into(),
+            license: None,
+        };
+        for setting in [all, last] {
+            let mut plan = plans(&[setting]).remove(0);
+            plan.origins = vec![origin.clone()];
+            let warnings = warnings(&plan);
+            assert!(warnings.iter().all(|warning| !warning.contains("random")), "{warnings:?}");
+        }
+    }
 }
