@@ -11,13 +11,14 @@ use kernels::device::host::to_host;
 use networks::Network;
 use networks::backbone::Readout;
 use networks::layout::UnitLayout;
+use networks::mask::MaskKind;
 use networks::patches::Normalization;
 use networks::tensor::NamedTensor;
 use ranks::communicator::{Communicator, CommunicatorConfig};
 use ranks::engine::{Engine, Local, LocalGroup, Reduction};
 
 use super::step::{N_PERTURBATIONS, differences, perturb_weights};
-use super::{batch, pair, plans};
+use super::{BATCH, batch, pair, plans};
 use crate::bench::noise::rank_share;
 use crate::checkpoint::{Saver, resume};
 use crate::method::network::{Backbone, UpdateRule};
@@ -223,6 +224,48 @@ fn runs_with_mixed_view_sizes_are_bit_identical_across_ranks() {
         assert!(train(&plan, 2, 4) == one, "2 ranks: {}", pair(&plan));
         assert!(train(&recomputed, 4, 4) == one, "recomputed on 4 ranks: {}", pair(&plan));
     }
+}
+
+/// Returns `plan` with batches whose masked views have either the size of its recipe, or are one
+/// patch, of which no part is masked; `None` if its method does not mask blocks of patches.
+fn with_unmasked_batches(plan: &Plan) -> Option<Plan> {
+    let rule = plan.method().unwrap().masks()?;
+    if !matches!(rule.kind, MaskKind::Blocks(_)) {
+        return None;
+    }
+    let ViewsConfig::Custom(views) = &plan.recipe.views else { unreachable!("examples are lists") };
+    let sizes_px: Vec<u32> = plan.multicrop().groups().iter().map(|group| group.size_px).collect();
+    let mut one_patch_px = sizes_px.clone();
+    one_patch_px[rule.size] = plan.recipe.model.stride_px() as u32;
+    let mix = [sizes_px, one_patch_px].map(|sizes_px| SizeChoice { share: 1.0, sizes_px }).to_vec();
+    let views = CustomViews { mix, ..views.clone() };
+    let recipe = Recipe { views: ViewsConfig::Custom(views), ..plan.recipe.clone() };
+    Some(crate::resolve(recipe, 100).unwrap())
+}
+
+/// Returns the number of masked patches in the batch of `step`, of a plan whose method masks some.
+fn n_masked(plan: &Plan, step: u64) -> usize {
+    let rule = plan.method().unwrap().masks().unwrap();
+    let seed = plan.recipe.seed;
+    let group = plan.view_mix().multicrop(seed, step).groups()[rule.size];
+    let side = group.size_px as usize / plan.recipe.model.cell_px();
+    rule.at(seed, step, BATCH, group.n_views, [side; 2]).rows(0..BATCH as u64).n()
+}
+
+/// Covers batches in which no patch is masked, between others.
+#[test]
+fn runs_with_unmasked_batches_are_bit_identical_across_ranks() {
+    let mut n_plans = 0;
+    for plan in plans(&[]) {
+        let Some(plan) = with_unmasked_batches(&plan) else { continue };
+        let numbers: Vec<usize> = (0..4).map(|step| n_masked(&plan, step)).collect();
+        let has_both = numbers.contains(&0) && numbers.iter().any(|n| *n > 0);
+        assert!(has_both, "{numbers:?} masked patches: {}", pair(&plan));
+        let one = train(&plan, 1, 4);
+        assert!(train(&plan, 2, 4) == one, "2 ranks: {}", pair(&plan));
+        n_plans += 1;
+    }
+    assert!(n_plans >= 5, "{n_plans} plans");
 }
 
 /// Statistics never wait behind a gather: between the gather of a unit, which ends before the unit

@@ -152,6 +152,11 @@ fn check_heads(network: &NetworkSpec) -> Result<(), String> {
                      no masks"
                 ));
             }
+            if network.sees.iter().any(|views| views.masking == Masking::Dropped) {
+                return Err(format!(
+                    "the head {head_name} of the network {name} reads masked cells, which the network drops"
+                ));
+            }
             if head.n_staged() > 0 {
                 return Err(format!(
                     "the head {head_name} of the network {name} has statistics over masked cells"
@@ -307,6 +312,10 @@ mod tests {
         assert_networks_refused(&[network], "reads patch, which is not before it");
         let without_masks = vec![head("image", Reads::Masked), head("patch", Reads::Head("image"))];
         assert_networks_refused(&[NetworkSpec::trained("student", without_masks, 1)], "takes no masks");
+        let sees = vec![SeenViews { size: 0, masking: Masking::Dropped }];
+        let masked = NetworkSpec::trained("student", vec![head("image", Reads::Masked)], 1);
+        let dropped = NetworkSpec { sees, takes_masks: true, ..masked };
+        assert_networks_refused(&[dropped], "which the network drops");
     }
 
     #[test]

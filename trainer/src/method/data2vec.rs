@@ -236,8 +236,12 @@ impl Method for Data2vec {
     }
 }
 
-/// Returns the mean over levels of the normalized tokens of the masked patches, `[R, D]`.
-fn target_features(outputs: &Outputs) -> Tensor<2> {
+/// Returns the mean over levels of the normalized tokens of the masked patches, `[R, D]`; `None` if
+/// no patch is masked.
+fn target_features(outputs: &Outputs) -> Option<Tensor<2>> {
+    if outputs.heads.masked(0).n() == 0 {
+        return None;
+    }
     let mut sum: Option<Tensor<2>> = None;
     for level in &outputs.levels {
         let x = normalized(level[0].masked().x);
@@ -247,21 +251,23 @@ fn target_features(outputs: &Outputs) -> Tensor<2> {
         });
     }
     // The number of blocks is at least one.
-    sum.expect("a level of the teacher") / outputs.levels.len() as f64
+    Some(sum.expect("a level of the teacher") / outputs.levels.len() as f64)
 }
 
 /// data2vec's loss of a batch.
 struct Data2vecLoss {
-    /// Targets of the masked patches, `[R, D]`, by micro-batch.
-    targets: Vec<Tensor<2>>,
+    /// Targets of the masked patches, `[R, D]`, by micro-batch; `None` for one without masked
+    /// patches.
+    targets: Vec<Option<Tensor<2>>>,
     beta: f64,
 }
 
 impl BatchLoss for Data2vecLoss {
     fn micro_batch_loss(&self, index: usize, student: &Outputs) -> MicroBatchLoss {
-        let loss = match student.heads.on_masked(REGRESSION, 0) {
+        let predicted = student.heads.on_masked(REGRESSION, 0);
+        let loss = match predicted.zip(self.targets[index].as_ref()) {
             // All views have the same number of masked patches, and so have the micro-batches.
-            Some(predicted) => smooth_l1(predicted.squeeze_dim::<2>(1), &self.targets[index], self.beta),
+            Some((predicted, targets)) => smooth_l1(predicted.squeeze_dim::<2>(1), targets, self.beta),
             // In a batch of views that are smaller than the first ones, that may be none.
             None => total(student.features[0].x.clone()) * 0.0,
         };
