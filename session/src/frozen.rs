@@ -4,10 +4,10 @@ use std::path::Path;
 
 use trainer::Recipe;
 use trainer::run::FrozenNetwork;
-use trainer::run::status::Status;
 use weights::Hints;
 
 use crate::error::SessionError;
+use crate::initial::begun_plan;
 use crate::network::Backbone;
 
 /// Reads the weights of the frozen networks of `recipe`, and records in it the facts that they
@@ -15,10 +15,13 @@ use crate::network::Backbone;
 /// the same weights, at any path.
 ///
 /// # Errors
-/// [`SessionError`] with the key of the weights that cannot be used.
+/// [`SessionError`] with the key of the weights that cannot be used, or for a run whose plan cannot
+/// be read.
 pub fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> Result<Vec<FrozenNetwork>, SessionError> {
-    let mut earlier_method =
-        workdir.and_then(|workdir| Status::read(workdir).ok()).map(|run| run.plan.recipe.method);
+    let mut earlier_method = None;
+    if let Some(workdir) = workdir {
+        earlier_method = begun_plan(workdir)?.map(|plan| plan.recipe.method);
+    }
     let earlier = earlier_method.as_mut().map(|method| method.frozen()).unwrap_or_default();
     let mut networks = Vec::new();
     for entry in recipe.method.frozen() {

@@ -9,7 +9,7 @@ use networks::{ModelConfig, NamedTensor, Network, Origin, Pixels};
 use trainer::checkpoint::{Checkpoint, steps};
 use trainer::recipe::{DataConfig, InitConfig};
 use trainer::run::status::Status;
-use trainer::{Plan, Recipe};
+use trainer::{Plan, Recipe, TrainError};
 use weights::{Hints, Preprocessing, fitted};
 
 use crate::error::SessionError;
@@ -51,6 +51,18 @@ pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
     let recorded = note.lines().find_map(|line| line.strip_prefix("step ")?.parse().ok());
     // Earlier versions did not record the step: it is the step of the first checkpoint.
     recorded.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
+}
+
+/// Returns the plan of the run in `workdir`, by its file; `None` if there is none.
+///
+/// # Errors
+/// [`SessionError::Train`] for a plan that cannot be read.
+pub(crate) fn begun_plan(workdir: &Path) -> Result<Option<Plan>, SessionError> {
+    match Status::read(workdir) {
+        Ok(run) => Ok(Some(run.plan)),
+        Err(TrainError::NoRun { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Checks that the weights and the run that `initial` or `recipe` name for a new run in `workdir`
@@ -169,14 +181,17 @@ fn origins_of_fork(checkpoint: &Checkpoint, from: &Path) -> Result<Vec<Origin>, 
 /// start with: the weights of `initial`, or `weights`, which its recipe names.
 ///
 /// # Errors
-/// [`SessionError::NoBackbone`] where none are named, and errors of reading them.
+/// [`SessionError::NoBackbone`] where none are named, [`SessionError::Train`] for a run whose plan
+/// cannot be read, and errors of reading the weights.
 pub fn model(
     initial: &Initial,
     workdir: Option<&Path>,
     weights: Option<&str>,
 ) -> Result<ModelConfig, SessionError> {
-    if let Some(run) = workdir.and_then(|workdir| Status::read(workdir).ok()) {
-        return Ok(run.plan.recipe.model);
+    if let Some(workdir) = workdir
+        && let Some(plan) = begun_plan(workdir)?
+    {
+        return Ok(plan.recipe.model);
     }
     if let Some(from) = &initial.fork {
         return Ok(Checkpoint::open(from)?.manifest.plan.recipe.model);
@@ -191,14 +206,14 @@ pub fn model(
 /// `workdir` has begun, returns that of its own images, so that it is resumed without the weights.
 ///
 /// # Errors
-/// Errors of reading the weights.
+/// [`SessionError::Train`] for a run whose plan cannot be read, and errors of reading the weights.
 pub fn preprocessing(
     initial: &Initial,
     workdir: &Path,
     weights: Option<&str>,
 ) -> Result<Option<Preprocessing>, SessionError> {
-    if let Ok(run) = Status::read(workdir) {
-        return Ok(Some(preprocessing_of_recipe(&run.plan.recipe)));
+    if let Some(plan) = begun_plan(workdir)? {
+        return Ok(Some(preprocessing_of_recipe(&plan.recipe)));
     }
     let named = weights.filter(|weights| !weights.is_empty()).map(Path::new);
     match initial.weights.as_deref().or(named) {
@@ -227,7 +242,7 @@ pub fn check_weights(recipe: &Recipe, initial: &Initial) -> Result<(), SessionEr
 fn open_weights(recipe: &mut Recipe, workdir: &Path, hints: &Hints) -> Result<Beginning, SessionError> {
     let Some(init) = &recipe.init else {
         // Without the weights it would be another run.
-        return match recorded_init(workdir) {
+        return match recorded_init(workdir)? {
             Some(recorded) => Err(SessionError::BeganWithWeights {
                 workdir: workdir.to_path_buf(),
                 weights: recorded.weights,
@@ -235,7 +250,7 @@ fn open_weights(recipe: &mut Recipe, workdir: &Path, hints: &Hints) -> Result<Be
             None => Ok(Beginning::default()),
         };
     };
-    if let Some(recorded) = recorded_init(workdir)
+    if let Some(recorded) = recorded_init(workdir)?
         && (init.weights.is_empty() || recorded.weights == init.weights)
     {
         if recorded.heads != init.heads {
@@ -398,11 +413,14 @@ fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
 }
 
 /// Returns the initial weights of the run in `workdir`, if it has a checkpoint.
-fn recorded_init(workdir: &Path) -> Option<InitConfig> {
+///
+/// # Errors
+/// [`SessionError::Train`] for a plan that cannot be read.
+fn recorded_init(workdir: &Path) -> Result<Option<InitConfig>, SessionError> {
     if steps(&workdir.join("checkpoints")).is_empty() {
-        return None;
+        return Ok(None);
     }
-    Status::read(workdir).ok()?.plan.recipe.init
+    Ok(begun_plan(workdir)?.and_then(|plan| plan.recipe.init))
 }
 
 /// Creates `workdir` with `checkpoint` of the run `from`, from which a new run starts with its own

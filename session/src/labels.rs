@@ -12,9 +12,9 @@ use pipeline::{Dataset, Storage};
 use prep::classes::report_class_folders;
 use trainer::Recipe;
 use trainer::run::Labels;
-use trainer::run::status::Status;
 
 use crate::error::SessionError;
+use crate::initial::begun_plan;
 
 /// Images of a run.
 pub(crate) struct RunImages {
@@ -142,10 +142,13 @@ fn check_all_used(images: &ImageSet) -> Result<(), SessionError> {
 }
 
 /// Checks that the run in `workdir`, if it has begun, has these classes and labels.
+///
+/// # Errors
+/// [`SessionError::LabelsChanged`], and [`SessionError::Train`] for a plan that cannot be read.
 fn check_unchanged(workdir: &Path, classes: &[String], fingerprint: &str) -> Result<(), SessionError> {
-    let Ok(mut run) = Status::read(workdir) else { return Ok(()) };
+    let Some(mut plan) = begun_plan(workdir)? else { return Ok(()) };
     // A run of another method is refused elsewhere.
-    let Some(recorded) = run.plan.recipe.method.labels() else { return Ok(()) };
+    let Some(recorded) = plan.recipe.method.labels() else { return Ok(()) };
     let workdir = workdir.to_path_buf();
     if recorded.classes.as_slice() != classes {
         let difference = "other classes, or in another order";
@@ -169,4 +172,22 @@ fn without_unlabeled(dataset: Dataset, labels: &Labels) -> Result<Dataset, Sessi
     }
     sampling.weights = Some(weights);
     Ok(dataset.sampled(sampling)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use trainer::TrainError;
+
+    use super::*;
+
+    /// A run whose plan cannot be read is not taken for one that has not begun.
+    #[test]
+    fn labels_of_a_run_with_an_unreadable_plan_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let classes = ["cat", "dog"].map(String::from);
+        assert!(check_unchanged(folder.path(), &classes, "f").is_ok(), "no run has begun");
+        std::fs::write(folder.path().join("plan.toml"), "labels = 'of another release'\n").unwrap();
+        let result = check_unchanged(folder.path(), &classes, "f");
+        assert!(matches!(result, Err(SessionError::Train(TrainError::Recipe { .. }))), "{result:?}");
+    }
 }

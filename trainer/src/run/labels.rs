@@ -44,6 +44,11 @@ impl Labels {
         &self.classes[self.starts[index]..self.starts[index + 1]]
     }
 
+    /// Returns the largest class of all images; `None` if no image has one.
+    pub(super) fn largest_class(&self) -> Option<u32> {
+        self.classes.iter().copied().max()
+    }
+
     /// Returns the number of images that have a class.
     pub fn n_labeled(&self) -> u64 {
         (0..self.len()).filter(|index| !self.classes(*index).is_empty()).count() as u64
@@ -92,7 +97,7 @@ mod tests {
     #[test]
     fn samples_have_the_labels_of_their_images() {
         let labels = labels(&[&[2], &[], &[0, 3]]);
-        assert_eq!((labels.len(), labels.n_labeled()), (3, 2));
+        assert_eq!((labels.len(), labels.n_labeled(), labels.largest_class()), (3, 2, Some(3)));
         let expected: Vec<SoftLabel> = vec![vec![(0, 0.5), (3, 0.5)], vec![(2, 1.0)], vec![], vec![(2, 1.0)]];
         assert_eq!(labels.for_samples(&[2, 0, 1, 3 << SAMPLE_BITS]), expected);
     }

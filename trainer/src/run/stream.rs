@@ -14,6 +14,7 @@ use super::job::Job;
 use super::labels::Labels;
 use super::mixing::Mixer;
 use crate::error::TrainError;
+use crate::method::MethodConfig;
 use crate::recipe::plan::Plan;
 use crate::schedule::ScheduledValues;
 use crate::step::upload::{Upload, Uploads};
@@ -102,20 +103,37 @@ impl Stream {
     }
 }
 
-/// Checks that the images have labels, and that the classes are known, if the method of `plan`
-/// learns from labels.
+/// Checks that the images of `job` have the labels of `plan`, if its method learns from labels.
 ///
 /// # Errors
 /// [`TrainError::Recipe`].
 fn check_labels(job: &Job<'_>, plan: &Plan) -> Result<(), TrainError> {
-    let Some(classes) = plan.recipe.method.classes() else { return Ok(()) };
-    let n_samples = job.dataset.n_samples();
-    let n_labels = job.labels.as_ref().map(|labels| labels.len() as u64);
-    if classes.is_empty() || n_labels != Some(n_samples) {
-        let reason = "method.classes: the labels of the images have to be read before the run begins".into();
-        return Err(TrainError::Recipe { recipe: plan.recipe.name.clone(), reason });
+    check_labels_of(&plan.recipe.method, job.labels.as_deref(), job.dataset.n_samples())
+        .map_err(|reason| TrainError::Recipe { recipe: plan.recipe.name.clone(), reason })
+}
+
+/// Checks that `labels` are those of `n_samples` images that `method` has recorded, if it learns
+/// from labels.
+///
+/// # Errors
+/// A message with the key and the reason.
+fn check_labels_of(method: &MethodConfig, labels: Option<&Labels>, n_samples: u64) -> Result<(), String> {
+    let mut method = method.clone();
+    let Some(facts) = method.labels() else { return Ok(()) };
+    let labels = labels.filter(|labels| labels.len() as u64 == n_samples && !facts.classes.is_empty());
+    let Some(labels) = labels else {
+        return Err("method.classes: the labels of the images have to be read before the run begins".into());
+    };
+    if *facts.fingerprint != format!("{:016x}", labels.fingerprint()) {
+        return Err("method.labels: the labels of the images are not those that the plan was made for".into());
     }
-    Ok(())
+    let n_classes = facts.classes.len();
+    match labels.largest_class() {
+        Some(class) if class as usize >= n_classes => Err(format!(
+            "method.classes: an image is of the class number {class}, counted from 0, of {n_classes} classes"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Starts the stream of batches that follow the state of `trainer`.
@@ -130,4 +148,56 @@ fn open_pool(job: &Job<'_>, plan: &Plan, trainer: &Trainer) -> Result<BatchPool<
     };
     let cursor = Cursor(trainer.state.step + trainer.state.skipped_batches);
     Ok(batches(Arc::clone(&job.dataset), plan, share, cursor, &job.workdir.join(name))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::conformance::plans;
+
+    /// Returns labels of one class for each image.
+    fn labels(classes: &[u32]) -> Labels {
+        Labels::new(classes.iter().map(|class| vec![*class]))
+    }
+
+    /// Returns a method that learns from labels, with the fingerprint of `labels`, and the number
+    /// of its classes.
+    fn method_with(labels: &Labels) -> (MethodConfig, u32) {
+        let mut methods = plans(&[]).into_iter().map(|plan| plan.recipe.method);
+        let mut method = methods.find(|method| method.classes().is_some()).unwrap();
+        let facts = method.labels().unwrap();
+        *facts.fingerprint = format!("{:016x}", labels.fingerprint());
+        let n_classes = facts.classes.len() as u32;
+        (method, n_classes)
+    }
+
+    #[test]
+    fn other_labels_than_those_of_the_plan_are_refused() {
+        let ours = labels(&[1, 0, 1]);
+        let (method, n_classes) = method_with(&ours);
+        assert_eq!(check_labels_of(&method, Some(&ours), 3), Ok(()));
+        let unread = "have to be read";
+        let others = "not those that the plan was made for";
+        for (labels, n_samples, words) in
+            [(None, 3, unread), (Some(&ours), 4, unread), (Some(&labels(&[1, 1, 1])), 3, others)]
+        {
+            let reason = check_labels_of(&method, labels, n_samples).unwrap_err();
+            assert!(reason.contains(words), "{reason}");
+        }
+        let outside = labels(&[0, n_classes, 1]);
+        let (method, _) = method_with(&outside);
+        let reason = check_labels_of(&method, Some(&outside), 3).unwrap_err();
+        assert!(reason.contains(&format!("number {n_classes}, counted from 0")), "{reason}");
+        let mut unknown = method.clone();
+        unknown.labels().unwrap().classes.clear();
+        let reason = check_labels_of(&unknown, Some(&outside), 3).unwrap_err();
+        assert!(reason.contains(unread), "{reason}");
+    }
+
+    #[test]
+    fn methods_without_labels_need_none() {
+        let plan = plans(&[]).remove(0);
+        assert!(plan.recipe.method.classes().is_none());
+        assert_eq!(check_labels_of(&plan.recipe.method, None, 3), Ok(()));
+    }
 }
