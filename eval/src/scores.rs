@@ -61,26 +61,17 @@ pub fn rows(scores: &Scores, split: &Split, about: &NetworkInfo) -> Vec<Evaluati
                 transform_in_words: Some(protocol_scores.transform.to_string()),
                 ..about.clone()
             };
-            let is_small = outcome.n_classes() <= MAX_KEPT_CONFUSED;
             let train = ImageSetInfo { set: split.train.name.clone(), images: Some(scores.n_train) };
             let test = ImageSetInfo { set: split.test.name.clone(), images: Some(scores.n_test) };
             EvaluationRow {
-                metric: scored.metric.clone(),
-                number: Number::new(outcome.measure(), outcome.value()),
-                interval: Some(outcome.interval()),
-                by_class: Some(outcome.by_class()),
                 protocol: Some(protocol.name().into()),
                 protocol_in_words: Some(protocol.in_words(&protocol_scores.numbers)),
                 settings: protocol.settings().as_object().cloned().unwrap_or_default(),
                 details: scored.details.clone(),
                 seed: split.seed,
                 train: Some(train),
-                test,
-                about,
                 classes: protocol.needs().has_classes().then(|| split.test.classes().to_vec()),
-                confusion: if is_small { confusion(outcome) } else { None },
-                confused: (!is_small).then(|| outcome.most_confused(N_KEPT_PAIRS)),
-                watch: None,
+                ..outcome_row(&scored.metric, outcome, test, about)
             }
         })
         .collect()
@@ -94,24 +85,49 @@ pub fn classifier_row(
     test: &ImageSet,
     about: NetworkInfo,
 ) -> EvaluationRow {
-    let outcome = &classified.outcome;
-    let is_small = outcome.n_classes() <= MAX_KEPT_CONFUSED;
+    let info = ImageSetInfo { set: test.name.clone(), images: Some(classified.n_images) };
     EvaluationRow {
-        metric: TOP_1.into(),
-        number: Number::new(outcome.measure(), outcome.value()),
-        interval: Some(outcome.interval()),
-        by_class: Some(outcome.by_class()),
         protocol: Some("classifier".into()),
         protocol_in_words: Some(CLASSIFIER_IN_WORDS.into()),
-        settings: Map::new(),
         details: json!(classifier_details(classified, test)),
-        seed: 0,
         train,
-        test: ImageSetInfo { set: test.name.clone(), images: Some(classified.n_images) },
-        about,
         classes: Some(test.classes().to_vec()),
+        ..outcome_row(TOP_1, &classified.outcome, info, about)
+    }
+}
+
+/// Returns the row of `outcome`, the score `metric` on the images `test`, without a protocol;
+/// `about` describes the network.
+fn outcome_row(metric: &str, outcome: &Outcome, test: ImageSetInfo, about: NetworkInfo) -> EvaluationRow {
+    let is_small = outcome.n_classes() <= MAX_KEPT_CONFUSED;
+    EvaluationRow {
+        interval: Some(outcome.interval()),
+        by_class: Some(outcome.by_class()),
         confusion: if is_small { confusion(outcome) } else { None },
         confused: (!is_small).then(|| outcome.most_confused(N_KEPT_PAIRS)),
+        ..number_row(metric, Number::new(outcome.measure(), outcome.value()), test, about)
+    }
+}
+
+/// Returns the row of `number`, the score `metric` on the images `test`, and of nothing else;
+/// `about` describes the network.
+fn number_row(metric: &str, number: Number, test: ImageSetInfo, about: NetworkInfo) -> EvaluationRow {
+    EvaluationRow {
+        metric: metric.into(),
+        number,
+        interval: None,
+        by_class: None,
+        protocol: None,
+        protocol_in_words: None,
+        settings: Map::new(),
+        details: Value::Null,
+        seed: 0,
+        train: None,
+        test,
+        about,
+        classes: None,
+        confusion: None,
+        confused: None,
         watch: None,
     }
 }
@@ -139,24 +155,8 @@ fn classifier_details(classified: &Classified, test: &ImageSet) -> ClassifierDet
 pub fn measure_rows(measures: &Measures, images: &ImageSet, about: &NetworkInfo) -> Vec<EvaluationRow> {
     let mut rows = Vec::new();
     for (name, value, _) in measures {
-        rows.push(EvaluationRow {
-            metric: (*name).to_string(),
-            number: Number::new("", *value),
-            interval: None,
-            by_class: None,
-            protocol: None,
-            protocol_in_words: None,
-            settings: Map::new(),
-            details: Value::Null,
-            seed: 0,
-            train: None,
-            test: ImageSetInfo { set: images.name.clone(), images: None },
-            about: about.clone(),
-            classes: None,
-            confusion: None,
-            confused: None,
-            watch: None,
-        });
+        let test = ImageSetInfo { set: images.name.clone(), images: None };
+        rows.push(number_row(name, Number::new("", *value), test, about.clone()));
     }
     rows
 }

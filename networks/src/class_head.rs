@@ -1,7 +1,7 @@
 //! The head of a trained classifier, outside of any unit.
 
 use crate::error::NetworkError;
-use crate::tensor::NamedTensor;
+use crate::tensor::{NamedTensor, by_name, values_with_shape};
 
 /// A linear layer on the features of a backbone, which scores classes.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,8 +34,9 @@ impl ClassHead {
         width: usize,
         tensors: &[NamedTensor],
     ) -> Result<Self, NetworkError> {
-        let weight = find(tensors, Self::WEIGHT, &[classes.len(), width])?;
-        let bias = find(tensors, Self::BIAS, &[classes.len()])?;
+        let tensors = by_name(tensors);
+        let weight = values_with_shape(&tensors, Self::WEIGHT, &[classes.len(), width])?.to_vec();
+        let bias = values_with_shape(&tensors, Self::BIAS, &[classes.len()])?.to_vec();
         Ok(Self { classes, weight, bias })
     }
 
@@ -55,18 +56,6 @@ impl ClassHead {
     pub fn width(&self) -> usize {
         self.weight.len() / self.classes.len().max(1)
     }
-}
-
-/// Returns the values of the parameter `name` among `tensors`, which must have this shape.
-fn find(tensors: &[NamedTensor], name: &str, shape: &[usize]) -> Result<Vec<f32>, NetworkError> {
-    let Some(tensor) = tensors.iter().find(|tensor| tensor.name == name) else {
-        return Err(NetworkError::Weights { name: name.into(), reason: "is missing".into() });
-    };
-    if tensor.shape != shape {
-        let reason = format!("has shape {:?}, not {shape:?}", tensor.shape);
-        return Err(NetworkError::Weights { name: name.into(), reason });
-    }
-    Ok(tensor.values.clone())
 }
 
 #[cfg(test)]

@@ -43,10 +43,21 @@ pub fn values_of<'a>(
     name: &str,
     spec: &ParamSpec,
 ) -> Result<&'a [f32], NetworkError> {
+    values_with_shape(tensors, name, &spec.whole_shape())
+}
+
+/// Returns the values of the parameter `name` among `tensors`, which must have this `shape`.
+///
+/// # Errors
+/// [`NetworkError::Weights`].
+pub(crate) fn values_with_shape<'a>(
+    tensors: &HashMap<&str, &'a NamedTensor>,
+    name: &str,
+    shape: &[usize],
+) -> Result<&'a [f32], NetworkError> {
     let Some(tensor) = tensors.get(name) else {
         return Err(NetworkError::Weights { name: name.into(), reason: "is missing".into() });
     };
-    let shape = spec.whole_shape();
     if tensor.shape == shape && tensor.values.len() == shape.iter().product::<usize>() {
         Ok(&tensor.values)
     } else {

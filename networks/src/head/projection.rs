@@ -9,8 +9,9 @@
 //! may have no biases, which a normalization would cancel.
 
 use burn_tensor::Tensor;
-use kernels::ops::{linear, matmul_transposed, normalize, relu};
+use kernels::ops::{normalize, relu};
 
+use super::linear::LinearLayer;
 use crate::batch_norm::BatchNorm;
 use crate::params::{Init, ParamSpec};
 use crate::tokens::Tokens;
@@ -65,19 +66,24 @@ impl Projection {
         BatchNorm { gain, ..BatchNorm::new(format!("norm{layer}"), self.widths[layer + 1]) }
     }
 
-    fn layer(&self, layer: usize, x: Tensor<2>, cx: &Context<'_>) -> Tensor<2> {
-        let weight = cx.leaves.get::<2>(&format!("linear{layer}.weight"));
-        if self.has_biases {
-            return linear(x, weight, cx.leaves.get(&format!("linear{layer}.bias")));
+    fn layer(&self, layer: usize) -> LinearLayer {
+        let input = self.widths[layer];
+        // PyTorch's default.
+        let init = Init::Uniform(1.0 / (input as f32).sqrt());
+        LinearLayer {
+            prefix: format!("linear{layer}."),
+            input,
+            output: self.widths[layer + 1],
+            weight: init,
+            bias: self.has_biases.then_some(init),
         }
-        matmul_transposed(x, weight)
     }
 
     /// Applies all layers, without normalization.
     fn unnormalized(&self, tokens: &Tokens, cx: &Context<'_>) -> Tokens {
         let mut x = tokens.x.clone();
         for layer in 0..self.n_layers() {
-            x = self.layer(layer, x, cx);
+            x = self.layer(layer).apply(x, cx);
             if layer + 1 < self.n_layers() {
                 x = relu(x);
             }
@@ -94,15 +100,7 @@ impl Unit for Projection {
     fn params(&self) -> Vec<ParamSpec> {
         let mut params = Vec::new();
         for layer in 0..self.n_layers() {
-            let input = self.widths[layer];
-            let output = self.widths[layer + 1];
-            // PyTorch's default.
-            let init = Init::Uniform(1.0 / (input as f32).sqrt());
-            params.push(ParamSpec::weight(format!("linear{layer}.weight"), [output, input], init));
-            if self.has_biases {
-                let bias = ParamSpec::vector(format!("linear{layer}.bias"), output, 0.0);
-                params.push(ParamSpec { init, ..bias });
-            }
+            params.extend(self.layer(layer).params());
             if layer < self.n_norms() {
                 params.extend(self.norm(layer).params());
             }
@@ -128,7 +126,7 @@ impl Unit for Projection {
                 x = normalize(x, affine, None, stage < self.n_layers());
             }
             if stage < self.n_layers() {
-                x = self.layer(stage, x, cx);
+                x = self.layer(stage).apply(x, cx);
             }
             if stage < self.n_norms() {
                 let stream_sums;
@@ -151,9 +149,9 @@ impl Unit for Projection {
     /// Counts a graph that holds the values before and after each activation.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
-        let products: usize = self.widths.windows(2).map(|pair| pair[0] * pair[1]).sum();
+        let flops: f64 = (0..self.n_layers()).map(|layer| self.layer(layer).flops(rows)).sum();
         let outputs: usize = self.widths[1..].iter().sum();
-        let cost = Cost::new(2.0 * (rows * products) as f64, Elements::wide(3.0 * (rows * outputs) as f64));
+        let cost = Cost::new(flops, Elements::wide(3.0 * (rows * outputs) as f64));
         let width = self.widths[self.n_layers()];
         (cost, groups.iter().map(|group| GroupShape { width, ..*group }).collect())
     }

@@ -20,6 +20,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::check_bounds;
 use super::loss::cross_covariance::{self, CovarianceLoss, Parts, products, squares};
 use super::network::NetworkSpec;
 use super::two_views::{
@@ -63,13 +64,11 @@ impl MethodRecipe for Config {
     const TITLE: &'static str = "Barlow Twins";
 
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        if !(0.0..=1e3).contains(&self.redundancy_weight) {
-            return Err(format!("method.redundancy_weight {} must lie in 0..=1000", self.redundancy_weight));
-        }
+        check_bounds(&[("redundancy_weight", self.redundancy_weight, [0.0, 1e3])])?;
         if !(self.loss_scale > 0.0 && self.loss_scale <= 1e3) {
             return Err(format!("method.loss_scale {} must be above 0 and at most 1000", self.loss_scale));
         }
-        check_projector(&self.projector_hidden, self.output)?;
+        check_projector(&self.projector_hidden, None, self.output)?;
         check_two_views(&cx.views, Self::TITLE)?;
         Ok(Box::new(BarlowTwins { config: self.clone(), views: cx.views.clone(), width: cx.model.width() }))
     }

@@ -25,7 +25,7 @@ use super::bounds::check_bounds;
 use super::loss::info_nce::{self, Keys};
 use super::network::{NetworkSpec, UpdateRule};
 use super::two_views::{
-    PREDICTOR, PROJECTOR, check_projector_and_predictor, check_two_views, predictor, projector, unit_output,
+    PREDICTOR, PROJECTOR, check_projector, check_two_views, predictor, projector, unit_output,
 };
 use super::{
     BatchLoss, BatchOutputs, Collective, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss,
@@ -96,7 +96,7 @@ impl Config {
         }
         let [start, end] = self.momentum;
         check_bounds(&[("momentum", start, [0.0, 1.0]), ("momentum", end, [0.0, 1.0])])?;
-        check_projector_and_predictor(&self.projector_hidden, &self.predictor_hidden, self.output)?;
+        check_projector(&self.projector_hidden, Some(&self.predictor_hidden), self.output)?;
         if cx.length.batch_size < 2 {
             return Err(
                 "optim.batch_size 1: must be at least 2, because MoCo v3 compares each image with others"

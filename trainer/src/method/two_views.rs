@@ -26,32 +26,24 @@ pub(super) fn default_wide_output() -> usize {
     8192
 }
 
-/// Checks that no layer of a projector is empty. `hidden` is `method.projector_hidden`, and
-/// `output` is `method.output`.
+/// Checks that no layer of a projector is empty, nor of its predictor if there is one. The
+/// arguments are the keys of the same names under `method`.
 ///
 /// # Errors
 /// A message with the keys.
-pub(super) fn check_projector(hidden: &[usize], output: usize) -> Result<(), String> {
-    if output == 0 || hidden.contains(&0) {
-        return Err("method.output and every number of method.projector_hidden must be at least 1".into());
-    }
-    Ok(())
-}
-
-/// Checks that no layer of a projector and of its predictor is empty. The arguments are the keys of
-/// the same names under `method`.
-///
-/// # Errors
-/// A message with the keys.
-pub(super) fn check_projector_and_predictor(
+pub(super) fn check_projector(
     projector_hidden: &[usize],
-    predictor_hidden: &[usize],
+    predictor_hidden: Option<&[usize]>,
     output: usize,
 ) -> Result<(), String> {
-    if output == 0 || projector_hidden.contains(&0) || predictor_hidden.contains(&0) {
-        return Err("method.output and every number of method.projector_hidden and \
-             method.predictor_hidden must be at least 1"
-            .into());
+    let mut keys = "method.projector_hidden".to_string();
+    let mut hidden = projector_hidden.to_vec();
+    if let Some(predictor_hidden) = predictor_hidden {
+        keys.push_str(" and method.predictor_hidden");
+        hidden.extend(predictor_hidden);
+    }
+    if output == 0 || hidden.contains(&0) {
+        return Err(format!("method.output and every number of {keys} must be at least 1"));
     }
     Ok(())
 }

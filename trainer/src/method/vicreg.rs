@@ -24,6 +24,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::check_bounds;
 use super::loss::cross_covariance::{self, CovarianceLoss, Parts, products, squares};
 use super::network::NetworkSpec;
 use super::two_views::{
@@ -71,22 +72,16 @@ fn default_covariance_weight() -> f64 {
     1.0
 }
 
-/// Checks a weight of the loss.
-fn check_weight(key: &str, weight: f64) -> Result<(), String> {
-    if (0.0..=1e6).contains(&weight) {
-        return Ok(());
-    }
-    Err(format!("method.{key} {weight} must lie in 0..=1000000"))
-}
-
 impl MethodRecipe for Config {
     const TITLE: &'static str = "VICReg";
 
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        check_weight("invariance_weight", self.invariance_weight)?;
-        check_weight("variance_weight", self.variance_weight)?;
-        check_weight("covariance_weight", self.covariance_weight)?;
-        check_projector(&self.projector_hidden, self.output)?;
+        check_bounds(&[
+            ("invariance_weight", self.invariance_weight, [0.0, 1e6]),
+            ("variance_weight", self.variance_weight, [0.0, 1e6]),
+            ("covariance_weight", self.covariance_weight, [0.0, 1e6]),
+        ])?;
+        check_projector(&self.projector_hidden, None, self.output)?;
         if cx.length.batch_size < 2 {
             return Err(
                 "optim.batch_size 1: must be at least 2, because VICReg computes variances over the batch"

@@ -139,13 +139,12 @@ impl Share {
             .collect()
     }
 
-    /// Distributes `labels`, those of the images of this rank, over its micro-batches: empty lists
-    /// if there are none.
-    pub(crate) fn split_labels(&self, labels: &[SoftLabel]) -> Vec<Vec<SoftLabel>> {
-        let mut micro_batches = Vec::with_capacity(self.n_micro_batches);
-        for index in 0..self.n_micro_batches {
-            let images = self.images(index, labels.len());
-            micro_batches.push(images.into_iter().map(|image| labels[image].clone()).collect());
+    /// Distributes `labels`, those of the images of this rank, over its micro-batches as
+    /// [`Share::images`] does: empty lists if there are none.
+    pub(crate) fn split_labels(&self, labels: Vec<SoftLabel>) -> Vec<Vec<SoftLabel>> {
+        let mut micro_batches = vec![Vec::new(); self.n_micro_batches];
+        for (image, label) in labels.into_iter().enumerate() {
+            micro_batches[image % self.n_micro_batches].push(label);
         }
         micro_batches
     }
@@ -153,5 +152,27 @@ impl Share {
     /// Returns the position of this rank's image `image` in the global batch.
     pub(crate) fn position(&self, image: usize) -> u64 {
         (image * self.topology.world_size + self.topology.data_rank()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Labels go with their images.
+    #[test]
+    fn labels_are_those_of_the_images_of_their_micro_batch() {
+        let labels: Vec<SoftLabel> = (0..8).map(|class| vec![(class, 1.0)]).collect();
+        for n_micro_batches in [1, 2, 4] {
+            let share = Share { n_micro_batches, topology: Topology::SINGLE_RANK };
+            let split = share.split_labels(labels.clone());
+            assert_eq!(split.len(), n_micro_batches);
+            for (index, split) in split.iter().enumerate() {
+                let images = share.images(index, labels.len());
+                let expected: Vec<SoftLabel> = images.iter().map(|image| labels[*image].clone()).collect();
+                assert_eq!(*split, expected);
+            }
+            assert_eq!(share.split_labels(Vec::new()), vec![Vec::<SoftLabel>::new(); n_micro_batches]);
+        }
     }
 }

@@ -234,7 +234,7 @@ impl Trainer {
         let n_images = batch.samples.len();
         self.compute_gradients(
             n_images,
-            &batch.labels,
+            batch.labels.clone(),
             || self.uploader().micro_batches_from_host(batch, &self.slices(n_images), &self.workers),
             scheduled_values,
             entering,
@@ -247,15 +247,15 @@ impl Trainer {
     /// [`EngineError`].
     pub fn gradients_from_device_batch(
         &self,
-        batch: DeviceBatch,
+        mut batch: DeviceBatch,
         scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
         let n_images = batch.n_images;
-        let labels = batch.labels.clone();
+        let labels = std::mem::take(&mut batch.labels);
         self.compute_gradients(
             n_images,
-            &labels,
+            labels,
             || self.uploader().micro_batches_from_device(batch),
             scheduled_values,
             entering,
@@ -267,7 +267,7 @@ impl Trainer {
     fn compute_gradients(
         &self,
         n_images: usize,
-        labels: &[SoftLabel],
+        labels: Vec<SoftLabel>,
         batches: impl FnOnce() -> Vec<Vec<MicroBatch>>,
         scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
