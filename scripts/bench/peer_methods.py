@@ -327,7 +327,8 @@ class Mae:
         m, self.patch_px = self.method, model["patch_px"]
         self.scored, _ = build(model)
         output = 3 * self.patch_px**2
-        decoder = Decoder(model, m.get("decoder_width", 512), m.get("decoder_depth", 8), m.get("decoder_heads", 16), output)
+        sizes = m.get("decoder_width", 512), m.get("decoder_depth", 8), m.get("decoder_heads", 16)
+        decoder = Decoder(model, {"initialization": "xavier"}, *sizes, output)
         self.trained = nn.ModuleList([self.scored, decoder])
 
     def loss(self, step, groups):
@@ -397,12 +398,14 @@ class Blocks:
 class Ijepa:
     """Features of blocks that an average of the network has, from what the network sees around them."""
 
-    KEYS = "name predictor_width predictor_depth predictor_heads target_blocks target_scale target_aspect context_scale min_context teacher_decay"
+    KEYS = "name predictor_width predictor_depth predictor_heads predictor_init_std target_blocks target_scale target_aspect context_scale min_context teacher_decay"
 
     def __init__(self, recipe, clock):
         m, model = recipe["method"], recipe["model"]
         context, width = build(model)
-        predictor = Decoder(model, m.get("predictor_width", 384), m.get("predictor_depth", 6), m.get("predictor_heads", 6), width)
+        init = {"init_std": m.get("predictor_init_std", 0.02)}
+        sizes = m.get("predictor_width", 384), m.get("predictor_depth", 6), m.get("predictor_heads", 6)
+        predictor = Decoder(model, init, *sizes, width)
         self.trained = nn.ModuleList([context, predictor])
         self.scored = copy.deepcopy(context).requires_grad_(False)
         self.decay, self.total = m.get("teacher_decay", (0.996, 1.0)), clock.total

@@ -108,9 +108,9 @@ TIMM_NAMES = {
 class Decoder(nn.Module):
     """A narrow transformer that sees tokens at their cells and mask tokens at others: MAE's decoder, I-JEPA's predictor.
 
-    `model` is the section of the backbone."""
+    `model` is the section of the backbone, `init` has the rule of the initial weights."""
 
-    def __init__(self, model, width, depth, heads, output):
+    def __init__(self, model, init, width, depth, heads, output):
         super().__init__()
         self.prefix = int(model.get("class_token", True))
         self.embed, self.predict = nn.Linear(model["width"], width), nn.Linear(width, output)
@@ -118,7 +118,7 @@ class Decoder(nn.Module):
         self.pos = nn.Parameter(sin_cos(model["image_px"] // model["patch_px"], width, 0), requires_grad=False)
         self.blocks = nn.Sequential(*[Block(width, heads, model.get("mlp_ratio", 4.0)) for _ in range(depth)])
         self.norm = nn.LayerNorm(width, 1e-6)
-        init_blocks(self, model)
+        init_blocks(self, init)
 
     def forward(self, tokens, seen, asked):
         """What is at the cells `asked` `[B, m]`; `tokens` `[B, P + n, D]` are those of the cells `seen` `[B, n]`."""
