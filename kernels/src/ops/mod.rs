@@ -15,6 +15,7 @@
 
 mod attention;
 mod batch_norm;
+mod binary_cross_entropy;
 mod bridge;
 mod cast;
 mod conv;
@@ -61,6 +62,7 @@ mod weights;
 
 pub use attention::{attention, class_attention, keeps_weights};
 pub use batch_norm::{Affine, moments, normalize};
+pub use binary_cross_entropy::binary_cross_entropy;
 pub use cast::cast;
 pub use conv::{Window, conv, max_pool};
 pub use cpu_product::{ProductLimits, Start, product_into};
