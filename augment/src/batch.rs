@@ -36,7 +36,8 @@ pub trait EncodedImage: Send + 'static {
     fn key(&self) -> SampleKey;
 }
 
-/// Classes of an image with their shares, which add up to 1; empty for an image without a class.
+/// Classes of an image with their shares: 1 of each class that it has, and less where images are
+/// mixed. Empty for an image without a class.
 pub type SoftLabel = Vec<(u32, f32)>;
 
 /// Source of encoded images. Called by many threads at once.

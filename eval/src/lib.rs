@@ -26,7 +26,9 @@ pub mod row;
 pub mod scores;
 pub(crate) mod statistics;
 
-pub use classifier::{Classified, ClassifiedImage, TOP_1, classify};
+pub use classifier::{
+    CLASSIFIER_METRICS, Classified, ClassifiedImage, F1, MEAN_AVERAGE_PRECISION, TOP_1, class_names, classify,
+};
 pub use error::EvalError;
 pub use features::cache::{FeatureCache, features};
 pub use features::columns::{Columns, FeatureKind};
@@ -45,6 +47,7 @@ pub use protocol::views::Views;
 pub use protocol::{Needs, Protocol};
 pub use statistics::Predictions;
 pub use statistics::calibration::{Calibration, CalibrationBin};
+pub use statistics::decisions::Decisions;
 pub use statistics::outcome::Outcome;
 pub use statistics::ranked::Ranked;
 pub use statistics::segmented::SegmentationCounts;

@@ -87,6 +87,9 @@ pub struct Number {
     /// Mean intersection over union of classes, in percent.
     #[serde(default, rename = "mIoU", skip_serializing_if = "Option::is_none")]
     pub mean_intersection_over_union: Option<f64>,
+    /// F1 of the classes that images are said to have, in percent.
+    #[serde(default, rename = "F1", skip_serializing_if = "Option::is_none")]
+    pub f1: Option<f64>,
     /// Share of the views whose nearest view is of the same image, in percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<f64>,
@@ -112,13 +115,14 @@ pub struct WorstImage {
     pub shard: Option<String>,
     /// Key of the image in its shard, or its name.
     pub key: String,
-    /// Name of its class.
+    /// Name of its class; of several, all names with commas between them.
     pub class: String,
-    /// Name of the predicted class.
+    /// Name of the predicted class, or of all that are predicted.
     pub predicted: String,
-    /// Probability of the predicted class, in percent.
+    /// Largest probability of a class, in percent: that of the predicted class, if there is one.
     pub probability: f64,
-    /// Cross-entropy of the probabilities with the class of the image, in nats.
+    /// Cross-entropy of the probabilities with the class of the image, in nats; of several, the
+    /// mean over all classes.
     pub loss: f64,
 }
 
@@ -209,14 +213,15 @@ pub fn append(workdir: &Path, rows: &[EvaluationRow]) -> Result<(), EvalError> {
 }
 
 impl Number {
-    /// Creates the number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, `found`, or
-    /// another one that needs no labels.
+    /// Creates the number `value` of the measure `measure`: `accuracy`, `mAP`, `mIoU`, `F1`,
+    /// `found`, or another one that needs no labels.
     pub fn new(measure: &str, value: f64) -> Self {
         let number = Self::default();
         match measure {
             "accuracy" => Self { accuracy: Some(value), ..number },
             "mAP" => Self { mean_average_precision: Some(value), ..number },
             "mIoU" => Self { mean_intersection_over_union: Some(value), ..number },
+            "F1" => Self { f1: Some(value), ..number },
             "found" => Self { found: Some(value), ..number },
             _ => Self { value: Some(value), ..number },
         }
@@ -234,6 +239,7 @@ impl Number {
             ("accuracy", self.accuracy),
             ("mAP", self.mean_average_precision),
             ("mIoU", self.mean_intersection_over_union),
+            ("F1", self.f1),
             ("found", self.found),
             ("", self.value),
         ];
@@ -275,7 +281,7 @@ mod tests {
             r#"{"metric":"rankme","value":7.5,"test":{"set":"a"},"about":{"step":1,"network":"student"}}"#;
         let old: EvaluationRow = serde_json::from_str(old).unwrap();
         assert_eq!(old.number.measure_and_value(), Some(("", 7.5)));
-        for measure in ["accuracy", "mAP", "mIoU"] {
+        for measure in ["accuracy", "mAP", "mIoU", "F1"] {
             assert_eq!(Number::new(measure, 2.0).measure_and_value(), Some((measure, 2.0)));
         }
         assert_eq!(Number::new("rankme", 2.0).measure_and_value(), Some(("", 2.0)));

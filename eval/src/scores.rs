@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::classifier::{Classified, TOP_1};
+use crate::classifier::{Classified, F1, MEAN_AVERAGE_PRECISION, TOP_1, class_names};
 use crate::images::ImageSet;
 use crate::measure::Measures;
 use crate::probe::{ProtocolScores, Scores, Split};
@@ -77,23 +77,36 @@ pub fn rows(scores: &Scores, split: &Split, about: &NetworkInfo) -> Vec<Evaluati
         .collect()
 }
 
-/// Returns the row of a classifier that was trained on the images `train` and has `classified`
-/// images of `test`; `about` describes the network.
-pub fn classifier_row(
+/// Returns the rows of a classifier that was trained on the images `train` and has `classified`
+/// images of `test`, its main score first; `about` describes the network.
+pub fn classifier_rows(
     classified: &Classified,
     train: Option<ImageSetInfo>,
     test: &ImageSet,
     about: NetworkInfo,
-) -> EvaluationRow {
+) -> Vec<EvaluationRow> {
     let info = ImageSetInfo { set: test.name.clone(), images: Some(classified.n_images) };
-    EvaluationRow {
+    let is_multi_label = classified.decisions.is_some();
+    let metric = if is_multi_label { MEAN_AVERAGE_PRECISION } else { TOP_1 };
+    let row = EvaluationRow {
         protocol: Some("classifier".into()),
         protocol_in_words: Some(CLASSIFIER_IN_WORDS.into()),
         details: json!(classifier_details(classified, test)),
         train,
         classes: Some(test.classes().to_vec()),
-        ..outcome_row(TOP_1, &classified.outcome, info, about)
-    }
+        ..outcome_row(metric, &classified.outcome, info, about)
+    };
+    let Some(decisions) = &classified.decisions else { return vec![row] };
+    let f1 = EvaluationRow {
+        metric: F1.into(),
+        number: Number::new(F1, decisions.f1()),
+        interval: Some(decisions.interval()),
+        by_class: None,
+        details: Value::Null,
+        classes: None,
+        ..row.clone()
+    };
+    vec![row, f1]
 }
 
 /// Returns the row of `outcome`, the score `metric` on the images `test`, without a protocol;
@@ -142,8 +155,8 @@ fn classifier_details(classified: &Classified, test: &ImageSet) -> ClassifierDet
         worst.push(WorstImage {
             shard,
             key,
-            class: classes[image.label as usize].clone(),
-            predicted: classes[image.predicted as usize].clone(),
+            class: class_names(&image.labels, classes),
+            predicted: class_names(&image.predicted, classes),
             probability: image.probability,
             loss: image.loss,
         });

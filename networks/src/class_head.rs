@@ -12,6 +12,9 @@ pub struct ClassHead {
     pub weight: Vec<f32>,
     /// Bias, `[C]`.
     pub bias: Vec<f32>,
+    /// Whether an image may have several classes, or none: the probability of each class is then
+    /// the sigmoid of its score. Otherwise, probabilities are the softmax of all scores.
+    pub is_multi_label: bool,
 }
 
 impl ClassHead {
@@ -24,20 +27,22 @@ impl ClassHead {
     /// Name of its bias.
     pub const BIAS: &str = "head.bias";
 
-    /// Takes the head of `classes` from `tensors`, the parameters of a network with its heads,
-    /// whose features have `width` channels.
+    /// Takes the head of `classes`, of which an image may have several if `is_multi_label` is set,
+    /// from `tensors`, the parameters of a network with its heads, whose features have `width`
+    /// channels.
     ///
     /// # Errors
     /// [`NetworkError::Weights`] for a parameter that is missing or has another shape.
     pub fn from_tensors(
         classes: Vec<String>,
+        is_multi_label: bool,
         width: usize,
         tensors: &[NamedTensor],
     ) -> Result<Self, NetworkError> {
         let tensors = by_name(tensors);
         let weight = values_with_shape(&tensors, Self::WEIGHT, &[classes.len(), width])?.to_vec();
         let bias = values_with_shape(&tensors, Self::BIAS, &[classes.len()])?.to_vec();
-        Ok(Self { classes, weight, bias })
+        Ok(Self { classes, weight, bias, is_multi_label })
     }
 
     /// Returns the parameters under the names that [`from_tensors`](Self::from_tensors) takes.
@@ -74,14 +79,14 @@ mod tests {
         let weight = tensor("head.weight", &[2, 3]);
         let bias = tensor("head.bias", &[2]);
         let tensors = [backbone.clone(), weight.clone(), bias];
-        let head = ClassHead::from_tensors(classes.clone(), 3, &tensors).unwrap();
+        let head = ClassHead::from_tensors(classes.clone(), true, 3, &tensors).unwrap();
         assert_eq!((head.width(), head.weight.len(), head.bias.len()), (3, 6, 2));
-        assert_eq!(ClassHead::from_tensors(classes.clone(), 3, &head.tensors()).unwrap(), head);
+        assert_eq!(ClassHead::from_tensors(classes.clone(), true, 3, &head.tensors()).unwrap(), head);
         for (tensors, words) in [
             (vec![backbone, weight.clone()], "head.bias is missing"),
             (vec![weight, tensor("head.bias", &[4])], "head.bias has shape [4], not [2]"),
         ] {
-            let error = ClassHead::from_tensors(classes.clone(), 3, &tensors).unwrap_err();
+            let error = ClassHead::from_tensors(classes.clone(), false, 3, &tensors).unwrap_err();
             assert!(error.to_string().contains(words), "{error}");
         }
     }

@@ -7,7 +7,7 @@ use eval::image_sets::open_images;
 use eval::probe::Scores;
 use eval::row::NetworkInfo;
 use eval::scores::{CLASSIFIER_IN_WORDS, rows, to_json};
-use eval::{Classified, ImageSet, Outcome, Protocol, Split, TOP_1};
+use eval::{Classified, ImageSet, MEAN_AVERAGE_PRECISION, Outcome, Protocol, Split, TOP_1};
 use kernels::device::Device;
 use pipeline::Storage;
 use pipeline::words::counted;
@@ -21,6 +21,9 @@ use crate::progress::{Activity, StageBar};
 
 /// Protocols by which features are scored.
 const PROTOCOLS: [&str; 2] = ["knn", "linear-honest"];
+
+/// Protocols by which features are scored if an image may have several classes.
+const MULTI_LABEL_PROTOCOLS: [&str; 1] = ["knn"];
 
 /// Name of the features of the weights that a run began with.
 const BEFORE: &str = "before";
@@ -53,8 +56,10 @@ impl FeatureScores {
         storage: &Storage,
         device: &Device,
     ) -> anyhow::Result<Self> {
+        let is_multi_label = plan.recipe.method.is_multi_label();
+        let names = if is_multi_label { &MULTI_LABEL_PROTOCOLS[..] } else { &PROTOCOLS };
         let mut protocols = Vec::new();
-        for name in PROTOCOLS {
+        for name in names {
             protocols.push(Protocol::named(name).map_err(anyhow::Error::msg)?);
         }
         let split = open_split(plan, &protocols, validation, storage)?;
@@ -94,11 +99,14 @@ impl FeatureScores {
     /// intervals, and how each was made.
     pub(crate) fn print(&self, classified: &Classified) {
         let Some((_, last)) = self.table.last() else { return };
-        let mut names = vec![format!("{TOP_1} of the classifier")];
+        let is_multi_label = classified.decisions.is_some();
+        let score = if is_multi_label { MEAN_AVERAGE_PRECISION } else { TOP_1 };
+        let mut names = vec![format!("{score} of the classifier")];
         for (_, scored) in last.numbers() {
             names.push(format!("{} of the features", scored.metric));
         }
-        let mut columns = vec![Column::words("accuracy in %", names)];
+        let heading = format!("{} in %", classified.outcome.measure());
+        let mut columns = vec![Column::words(heading, names)];
         for (column, scores) in &self.table {
             // The classifier is trained by the run: there is none before.
             let own = if column == AFTER { score_cell(&classified.outcome) } else { "-".into() };
@@ -110,7 +118,7 @@ impl FeatureScores {
         }
         print_columns(&columns, Arrangement { n_keys: 1, gap: 2 });
         let transform = self.split.test.transform;
-        print_paragraph(2, &format!("{TOP_1}: {CLASSIFIER_IN_WORDS}; {transform}"));
+        print_paragraph(2, &format!("{score}: {CLASSIFIER_IN_WORDS}; {transform}"));
         let n_train = counted(last.n_train as u64, "image");
         let train = &self.split.train.name;
         for scores in &last.by_protocol {
@@ -144,7 +152,7 @@ fn open_split(
     let images = open_images(&data.shard_lists(), validation.transform, data.rules(), storage)?;
     // The plan of a run has the classes of its images.
     let classes = plan.recipe.method.classes().unwrap_or_default();
-    let train = classified_images(images, classes)?;
+    let train = classified_images(images, classes, plan.recipe.method.is_multi_label())?;
     Ok(Split::for_protocols(protocols, train, validation.clone())?)
 }
 

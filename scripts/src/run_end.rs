@@ -144,7 +144,11 @@ impl EndedRun<'_> {
         let features = shell_quote(&features.display().to_string());
         commands.push(format!("embed --checkpoint {workdir} {images} --out {features}{overwrite}"));
         if let (Some(train), Some(test)) = (typed(self.probe_train), typed(self.probe_test)) {
-            commands.push(format!("probe --checkpoint {workdir} --train {train} --test {test} --baseline"));
+            // Other protocols take one class per image.
+            let protocol = if self.plan.recipe.method.is_multi_label() { " --protocol knn" } else { "" };
+            commands.push(format!(
+                "probe --checkpoint {workdir} --train {train} --test {test}{protocol} --baseline"
+            ));
         } else if let Some(words) = shards
             && self.dataset.n_samples() <= MAX_LEFT_OUT
             && has_classes(self.dataset)

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use eval::image_sets::set_name;
 use eval::row::{EvaluationRow, ImageSetInfo};
-use eval::scores::classifier_row;
+use eval::scores::classifier_rows;
 use eval::{Classified, FeatureCache, ImageSet, classify};
 use kernels::device::Device;
 use networks::ClassHead;
@@ -65,18 +65,18 @@ impl Classifier {
         Ok(classify(&self.network.network, &self.head, images, cache, progress)?)
     }
 
-    /// Returns the row that records `classified`, the result on `images`; the classifier comes from
-    /// `checkpoint`.
+    /// Returns the rows that record `classified`, the result on `images`, the main score first; the
+    /// classifier comes from `checkpoint`.
     ///
     /// # Errors
     /// [`SessionError::Unserializable`].
-    pub fn row(
+    pub fn rows(
         &self,
         classified: &Classified,
         images: &ImageSet,
         checkpoint: &Path,
-    ) -> Result<EvaluationRow, SessionError> {
+    ) -> Result<Vec<EvaluationRow>, SessionError> {
         let about = self.network.info(checkpoint)?;
-        Ok(classifier_row(classified, self.train.clone(), images, about))
+        Ok(classifier_rows(classified, self.train.clone(), images, about))
     }
 }

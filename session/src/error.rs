@@ -245,7 +245,11 @@ pub enum SessionError {
         n_images: usize,
     },
     /// An image has several classes, and the method takes one.
-    #[error("{shard}, {key} has the classes {}: a classifier takes one class per image", listed(names))]
+    #[error(
+        "{shard}, {key} has the classes {}, but a classifier takes one class per image unless it learns \
+         several: --set method.loss=binary_cross_entropy",
+        listed(names)
+    )]
     SeveralClasses {
         /// The shard.
         shard: String,

@@ -1,5 +1,15 @@
-//! Labels of images: those of a run whose method learns from labels, and of the images on which its
-//! classifier is scored.
+//! Labels of images: those of a run whose method learns from labels, how often images are shown by
+//! them, and the labels of the images on which its classifier is scored.
+//!
+//! ```text
+//! n_c = Σ w_i over the images of class c          w_i the weight by data.weights, 1 without
+//! w_i ← w_i · Σ n_c^-p over the classes of image i          p = data.balance
+//! ```
+//!
+//! This is what drawing a class with a probability in proportion to n_c^(1-p), and then an image of
+//! it by its weight, shows on average: with p = 1, each class is drawn equally often. An image of
+//! several classes is drawn for each of them. Images that state that they are of no class are a
+//! class of their own.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,6 +50,8 @@ pub(crate) fn open(
 ) -> Result<RunImages, SessionError> {
     let shards = recipe.data.shard_lists();
     let rules = recipe.data.rules();
+    let balance = recipe.data.balance;
+    let is_multi_label = recipe.method.is_multi_label();
     let transform = Transform::new(recipe.evaluated_px() as u32);
     let Some(facts) = recipe.method.labels() else { return Ok(RunImages { dataset, labels: None }) };
     let name = set_name(&shards);
@@ -52,16 +64,18 @@ pub(crate) fn open(
     let shared = Arc::new(dataset);
     let images = ImageSet::open(Source::Shards(Arc::clone(&shared)), transform, rules, name)?;
     let images = with_names(images, &shards, storage)?;
-    check_single(&images)?;
+    check_labels(&images, is_multi_label)?;
     let classes =
         if facts.classes.is_empty() { images.distinct_classes() } else { std::mem::take(facts.classes) };
     let images = images.numbered(&classes).map_err(|classes| SessionError::UnlistedClasses { classes })?;
-    check_all_used(&images)?;
-    let labels = Labels::new((0..images.len()).map(|image| images.labels(image)));
+    let labels = read_labels(&images, is_multi_label)?;
+    check_all_used(&images, &labels)?;
     let n_unlabeled = labels.len() as u64 - labels.n_labeled();
     if n_unlabeled > 0 && rank == 0 {
+        let hint =
+            if is_multi_label { ": an empty list of labels says that an image is of none" } else { "" };
         tracing::info!(
-            "{} of {} of {} have no class, and are not shown",
+            "{} of {} of {} have no class, and are not shown{hint}",
             thousands(n_unlabeled),
             counted(labels.len() as u64, "image"),
             images.name
@@ -69,27 +83,40 @@ pub(crate) fn open(
     }
     let fingerprint = format!("{:016x}", labels.fingerprint());
     check_unchanged(workdir, &classes, &fingerprint)?;
-    *facts.classes = classes;
-    *facts.fingerprint = fingerprint;
     drop(images);
     // The set of images had the only other reference.
     let mut dataset = Arc::into_inner(shared).expect("a data set that nothing else reads");
     if n_unlabeled > 0 {
         dataset = without_unlabeled(dataset, &labels)?;
     }
+    // Other values are refused with the plan.
+    if (f64::MIN_POSITIVE..=1.0).contains(&balance) {
+        dataset = balanced(dataset, &labels, balance)?;
+        if rank == 0 {
+            report_balance(&dataset, &labels, &classes, balance);
+        }
+    }
+    *facts.classes = classes;
+    *facts.fingerprint = fingerprint;
     Ok(RunImages { dataset, labels: Some(Arc::new(labels)) })
 }
 
 /// Returns `images`, on which a classifier of `classes` is scored, with the numbers of these
-/// classes, and without the images that have no class, whose number is reported.
+/// classes, and without the images that have no class, whose number is reported. If
+/// `is_multi_label` is set, images may have several classes, and those that state that they are of
+/// none are kept.
 ///
 /// # Errors
-/// [`SessionError`] when no image has a class, an image has several, or a class is not one of
-/// `classes`.
-pub fn classified_images(images: ImageSet, classes: &[String]) -> Result<ImageSet, SessionError> {
-    check_single(&images)?;
+/// [`SessionError`] when no image has a class, an image has several and may not, or a class is not
+/// one of `classes`.
+pub fn classified_images(
+    images: ImageSet,
+    classes: &[String],
+    is_multi_label: bool,
+) -> Result<ImageSet, SessionError> {
+    check_labels(&images, is_multi_label)?;
     let n_images = images.len();
-    let images = images.labeled()?;
+    let images = if is_multi_label { images.stated()? } else { images.labeled()? };
     if images.len() < n_images {
         tracing::info!(
             "{} of {} of {} have no class, and are left out",
@@ -106,10 +133,13 @@ pub fn classified_images(images: ImageSet, classes: &[String]) -> Result<ImageSe
     })
 }
 
-/// Checks that an image has a class, and that none has several.
-fn check_single(images: &ImageSet) -> Result<(), SessionError> {
+/// Checks that an image has a class, and that none has several, unless `is_multi_label` is set.
+fn check_labels(images: &ImageSet, is_multi_label: bool) -> Result<(), SessionError> {
     if (0..images.len()).all(|image| images.label(image).is_none()) {
         return Err(SessionError::NoClasses { set: images.name.clone(), n_images: images.len() });
+    }
+    if is_multi_label {
+        return Ok(());
     }
     for image in 0..images.len() {
         let labels = images.labels(image);
@@ -122,20 +152,39 @@ fn check_single(images: &ImageSet) -> Result<(), SessionError> {
     Ok(())
 }
 
-/// Checks that there are two classes at least, and an image of each.
-fn check_all_used(images: &ImageSet) -> Result<(), SessionError> {
-    let mut is_used = vec![false; images.classes().len()];
+/// Returns the labels of `images`. If `is_multi_label` is set, an image that states that it is of
+/// no class has a label, too.
+fn read_labels(images: &ImageSet, is_multi_label: bool) -> Result<Labels, SessionError> {
+    let mut by_image = Vec::with_capacity(images.len());
     for image in 0..images.len() {
-        for label in images.labels(image) {
-            is_used[label as usize] = true;
+        by_image.push(if is_multi_label {
+            images.known_labels(image)?
+        } else {
+            Some(images.labels(image)).filter(|labels| !labels.is_empty())
+        });
+    }
+    Ok(Labels::new(by_image))
+}
+
+/// Checks that there is an image of each class, and one that is not of it.
+fn check_all_used(images: &ImageSet, labels: &Labels) -> Result<(), SessionError> {
+    let mut is_used = vec![false; images.classes().len()];
+    let mut has_image_of_none = false;
+    for image in 0..labels.len() {
+        let classes = labels.classes(image);
+        for class in classes {
+            is_used[*class as usize] = true;
         }
+        has_image_of_none |= classes.is_empty() && labels.is_labeled(image);
     }
     let unused = images.classes().iter().zip(&is_used).filter(|(_, is_used)| !**is_used);
     let unused: Vec<String> = unused.map(|(class, _)| class.clone()).collect();
     if !unused.is_empty() {
         return Err(SessionError::UnusedClasses { classes: unused });
     }
-    if let [class] = images.classes() {
+    if let [class] = images.classes()
+        && !has_image_of_none
+    {
         return Err(SessionError::OneClass { set: images.name.clone(), class: class.clone() });
     }
     Ok(())
@@ -166,12 +215,107 @@ fn without_unlabeled(dataset: Dataset, labels: &Labels) -> Result<Dataset, Sessi
     let mut sampling = dataset.sampling().clone();
     let mut weights = sampling.weights.take().unwrap_or_else(|| vec![1.0; labels.len()]);
     for (image, weight) in weights.iter_mut().enumerate() {
-        if labels.classes(image).is_empty() {
+        if !labels.is_labeled(image) {
             *weight = 0.0;
         }
     }
     sampling.weights = Some(weights);
     Ok(dataset.sampled(sampling)?)
+}
+
+/// Returns `dataset` with the weights of its images multiplied by those of their classes.
+fn balanced(dataset: Dataset, labels: &Labels, balance: f64) -> Result<Dataset, SessionError> {
+    let mut sampling = dataset.sampling().clone();
+    let weights = sampling.weights.take().unwrap_or_else(|| vec![1.0; labels.len()]);
+    sampling.weights = Some(balanced_weights(&weights, labels, balance));
+    Ok(dataset.sampled(sampling)?)
+}
+
+/// Returns `weights`, those of the images of `labels`, each multiplied by the sum of n_c^-p over
+/// the classes c of its image: n_c is the sum of the weights of class c, and p is `balance`.
+fn balanced_weights(weights: &[f64], labels: &Labels, balance: f64) -> Vec<f64> {
+    let sums = weights_by_class(weights, labels);
+    let mut factors = Vec::with_capacity(sums.len());
+    for sum in &sums {
+        // In f32, the last bit of a power, which differs from machine to machine, is rounded away.
+        factors.push(f64::from(sum.powf(-balance) as f32));
+    }
+    let mut balanced = Vec::with_capacity(weights.len());
+    for (image, weight) in weights.iter().enumerate() {
+        // An image that is not shown may be the only one of its class, whose sum is 0.
+        let mut factor = 0.0;
+        if *weight > 0.0 {
+            for group in groups(labels, image, sums.len()) {
+                factor += factors[group];
+            }
+        }
+        balanced.push(weight * factor);
+    }
+    balanced
+}
+
+/// Returns the sum of the weights of the images of each class, and last, of those of no class.
+fn weights_by_class(weights: &[f64], labels: &Labels) -> Vec<f64> {
+    let mut n_classes = 0;
+    for image in 0..labels.len() {
+        for class in labels.classes(image) {
+            n_classes = n_classes.max(*class as usize + 1);
+        }
+    }
+    let mut sums = vec![0.0_f64; n_classes + 1];
+    for (image, weight) in weights.iter().enumerate() {
+        for group in groups(labels, image, sums.len()) {
+            sums[group] += weight;
+        }
+    }
+    sums
+}
+
+/// Returns the groups that `image` belongs to, of `n_groups`: those of its classes, or else the
+/// last.
+fn groups(labels: &Labels, image: usize, n_groups: usize) -> Vec<usize> {
+    let classes = labels.classes(image);
+    if classes.is_empty() {
+        vec![n_groups - 1]
+    } else {
+        classes.iter().map(|class| *class as usize).collect()
+    }
+}
+
+/// Reports how often an epoch shows images of the class with the most images and of that with the
+/// fewest.
+fn report_balance(dataset: &Dataset, labels: &Labels, classes: &[String], balance: f64) {
+    let Some(weights) = &dataset.sampling().weights else { return };
+    let mut n_images = vec![0u64; classes.len()];
+    let mut shares = vec![0.0_f64; classes.len()];
+    for (image, weight) in weights.iter().enumerate() {
+        for class in labels.classes(image) {
+            n_images[*class as usize] += 1;
+            shares[*class as usize] += weight;
+        }
+    }
+    let total: f64 = weights.iter().sum();
+    let n_shown = labels.n_labeled();
+    let mut by_size: Vec<usize> = (0..classes.len()).collect();
+    by_size.sort_by_key(|class| std::cmp::Reverse(n_images[*class]));
+    if by_size.len() > 2 {
+        by_size.drain(1..by_size.len() - 1);
+    }
+    let mut parts = Vec::with_capacity(by_size.len());
+    for class in by_size {
+        let shown = (n_shown as f64 * shares[class] / total).round() as u64;
+        parts.push(format!(
+            "{} of {}, which has {}",
+            thousands(shown),
+            classes[class],
+            thousands(n_images[class])
+        ));
+    }
+    tracing::info!(
+        "data.balance {balance}: of the {} of an epoch, {}",
+        counted(n_shown, "image"),
+        parts.join(", and ")
+    );
 }
 
 #[cfg(test)]
@@ -189,5 +333,50 @@ mod tests {
         std::fs::write(folder.path().join("plan.toml"), "labels = 'of another release'\n").unwrap();
         let result = check_unchanged(folder.path(), &classes, "f");
         assert!(matches!(result, Err(SessionError::Train(TrainError::Recipe { .. }))), "{result:?}");
+    }
+
+    fn labels(by_image: &[&[u32]]) -> Labels {
+        Labels::new(by_image.iter().map(|classes| Some(classes.to_vec())))
+    }
+
+    /// Returns the sum of the weights of each class, and last, of images of no class, relative to
+    /// the sum of all weights.
+    fn shares(weights: &[f64], labels: &Labels) -> Vec<f64> {
+        let total: f64 = weights.iter().sum();
+        weights_by_class(weights, labels).into_iter().map(|sum| sum / total).collect()
+    }
+
+    fn assert_near(actual: &[f64], expected: &[f64]) {
+        assert_eq!(actual.len(), expected.len(), "{actual:?}");
+        for (actual_value, expected_value) in actual.iter().zip(expected) {
+            assert!((actual_value - expected_value).abs() < 1e-6, "{actual:?} {expected:?}");
+        }
+    }
+
+    /// Nine images of one class and one of another: half and half, or 3 to 1 with the square root.
+    #[test]
+    fn classes_are_shown_equally_often() {
+        let labels = labels(&[&[0], &[0], &[0], &[0], &[0], &[0], &[0], &[0], &[0], &[1]]);
+        let weights = vec![1.0; 10];
+        assert_near(&shares(&balanced_weights(&weights, &labels, 1.0), &labels), &[0.5, 0.5, 0.0]);
+        assert_near(&shares(&balanced_weights(&weights, &labels, 0.5), &labels), &[0.75, 0.25, 0.0]);
+    }
+
+    /// Weights of images count as numbers of images, and an image with a weight of 0 stays hidden,
+    /// even as the only one of its class.
+    #[test]
+    fn weights_of_images_are_kept_within_their_class() {
+        let labels = labels(&[&[0], &[0], &[1], &[2]]);
+        let balanced = balanced_weights(&[3.0, 1.0, 8.0, 0.0], &labels, 1.0);
+        assert_near(&balanced, &[0.75, 0.25, 1.0, 0.0]);
+    }
+
+    /// An image of two classes is drawn for both, and images of none are a class of their own.
+    #[test]
+    fn images_of_several_classes_are_drawn_for_each() {
+        let labels = labels(&[&[0], &[0, 1], &[1], &[1], &[], &[]]);
+        let balanced = balanced_weights(&[1.0; 6], &labels, 1.0);
+        let third = 1.0 / 3.0;
+        assert_near(&balanced, &[0.5, 0.5 + third, third, third, 0.5, 0.5]);
     }
 }

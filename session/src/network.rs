@@ -151,7 +151,8 @@ impl Backbone {
 fn class_head(manifest: &Manifest, tensors: &[NamedTensor]) -> Result<Option<ClassHead>, SessionError> {
     let recipe = &manifest.plan.recipe;
     let Some(classes) = recipe.method.classes() else { return Ok(None) };
-    Ok(Some(ClassHead::from_tensors(classes.to_vec(), recipe.model.width(), tensors)?))
+    let is_multi_label = recipe.method.is_multi_label();
+    Ok(Some(ClassHead::from_tensors(classes.to_vec(), is_multi_label, recipe.model.width(), tensors)?))
 }
 
 /// Returns the names of the parameters of `units`.

@@ -20,8 +20,8 @@ pub struct ExportSettings {
     pub format: Format,
     /// Precision in which weights are stored.
     pub precision: Precision,
-    /// Whether the graph of a classifier returns the softmax of the scores in their place.
-    pub applies_softmax: bool,
+    /// Whether the graph of a classifier returns probabilities in place of the scores.
+    pub returns_probabilities: bool,
     /// Whether existing files are replaced.
     pub overwrite: bool,
 }
@@ -29,7 +29,7 @@ pub struct ExportSettings {
 impl ExportSettings {
     /// Returns the settings that replace an earlier export in `format`, in f32.
     pub fn replacing(format: Format) -> Self {
-        Self { format, precision: Precision::F32, applies_softmax: false, overwrite: true }
+        Self { format, precision: Precision::F32, returns_probabilities: false, overwrite: true }
     }
 }
 
@@ -59,8 +59,9 @@ impl Backbone {
     ) -> Result<Vec<PathBuf>, SessionError> {
         pipeline::file::create_parent(out)
             .map_err(|source| SessionError::io("create the folder of", out, source))?;
-        let applies_softmax = settings.applies_softmax;
-        let classifier = self.classifier.as_ref().map(|head| ExportedClassifier { head, applies_softmax });
+        let returns_probabilities = settings.returns_probabilities;
+        let classifier =
+            self.classifier.as_ref().map(|head| ExportedClassifier { head, returns_probabilities });
         let export = Export {
             model: &self.model,
             tensors: &self.tensors,

@@ -473,10 +473,10 @@ fn top1(world: &World, path: &Path) -> f64 {
     let images = SplitShards { test: vec![world.text("sets/val")], ..SplitShards::default() };
     let network = &classifier.network;
     let images = images.open_test(network.transform, network.rules, &world.storage()).unwrap();
-    let images = classified_images(images, &classifier.head.classes).unwrap();
+    let images = classified_images(images, &classifier.head.classes, false).unwrap();
     let classified = classifier.score(&images, None, &NoProgress).unwrap();
-    let row = classifier.row(&classified, &images, path).unwrap();
-    assert_eq!(row.metric, "top1");
+    let rows = classifier.rows(&classified, &images, path).unwrap();
+    assert_eq!((rows.len(), rows[0].metric.as_str()), (1, "top1"));
     classified.outcome.value()
 }
 
@@ -503,7 +503,7 @@ fn an_exported_classifier_scores_as_that_of_the_run() {
     assert_eq!(top1(&world, Path::new(&exported)), expected);
     // From the file to another one, as from the run.
     let graph = world.text("classifier.onnx");
-    ok(&world.ocelli(&["export", "--checkpoint", &exported, "--out", &graph, "--softmax"]));
+    ok(&world.ocelli(&["export", "--checkpoint", &exported, "--out", &graph, "--probabilities"]));
     assert_eq!(top1(&world, Path::new(&graph)), expected);
 
     let run = world.text("f");

@@ -69,7 +69,7 @@ impl Bench {
             weight.push(next_uniform(&mut state));
         }
         let classes = ["cat, kitten", "a \"dog\" | <b>", "größe\n`'*\\"].map(String::from).to_vec();
-        let head = ClassHead { classes, weight, bias: vec![0.5, -0.25, 0.125] };
+        let head = ClassHead { classes, weight, bias: vec![0.5, -0.25, 0.125], is_multi_label: false };
         self.export_random(name, &model, Some(&head))
     }
 
@@ -79,7 +79,7 @@ impl Bench {
         let export = Export {
             model,
             tensors: &tensors,
-            classifier: head.map(|head| ExportedClassifier { head, applies_softmax: false }),
+            classifier: head.map(|head| ExportedClassifier { head, returns_probabilities: false }),
             preprocessing: Preprocessing::with_size(32, pixels(model)),
             network_name: "teacher",
             precision: Precision::F32,

@@ -100,6 +100,8 @@ mod mpi_nodes;
 /// mpirun, and the messages of its ranks.
 #[cfg(feature = "mpi")]
 mod mpirun;
+/// Several classes per image, and classes that are shown equally often.
+mod multilabel;
 /// Steps over cables of any speed, compared with their estimates; slow.
 #[cfg(feature = "mpi")]
 mod network;

@@ -108,7 +108,12 @@ fn class_head(model: &ModelConfig) -> ClassHead {
         weight.push(0.5 + f32::from((number % 97) as u16) / 128.0);
     }
     let classes = ["cat, kitten", "a \"dog\" | <b>", "größe\n`'*\\"].map(String::from).to_vec();
-    ClassHead { classes, weight, bias: vec![0.5, -0.25, 0.125] }
+    ClassHead { classes, weight, bias: vec![0.5, -0.25, 0.125], is_multi_label: false }
+}
+
+/// Returns the same of classes of which an image may have several.
+fn multi_label_head(model: &ModelConfig) -> ClassHead {
+    ClassHead { is_multi_label: true, ..class_head(model) }
 }
 
 /// Returns the name of the kind of `model` in recipes.
@@ -128,7 +133,7 @@ fn classifiers_are_written_with_their_networks() {
     for model in ModelConfig::examples() {
         let tensors = tensors(&model);
         let head = class_head(&model);
-        let classifier = Some(ExportedClassifier { head: &head, applies_softmax: false });
+        let classifier = Some(ExportedClassifier { head: &head, returns_probabilities: false });
         let export = Export { classifier, ..f32_export(&model, &tensors, &card) };
         for format in Format::ALL {
             let folder = tempfile::tempdir().unwrap();
@@ -193,16 +198,23 @@ fn transformers_has_no_classifier_beside_rotary_positions() {
     }
 }
 
-/// A graph of a classifier has one output, and its last operation is a softmax if it is requested.
+/// A graph of a classifier has one output, and its last operation makes probabilities if they are
+/// requested: a softmax, or sigmoids of several classes.
 #[test]
 fn graphs_of_classifiers_return_scores_alone() {
     let card = Card::default();
     let mut kinds = BTreeSet::new();
     for model in ModelConfig::examples() {
         let tensors = tensors(&model);
-        let head = class_head(&model);
-        for (applies_softmax, name) in [(false, "logits"), (true, "probabilities")] {
-            let classifier = Some(ExportedClassifier { head: &head, applies_softmax });
+        let single = class_head(&model);
+        let several = multi_label_head(&model);
+        for (head, returns_probabilities, name, operation) in [
+            (&single, false, "logits", None),
+            (&single, true, "probabilities", Some("Softmax")),
+            (&several, false, "logits", None),
+            (&several, true, "probabilities", Some("Sigmoid")),
+        ] {
+            let classifier = Some(ExportedClassifier { head, returns_probabilities });
             let export = Export { classifier, ..f32_export(&model, &tensors, &card) };
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("a.onnx");
@@ -219,13 +231,54 @@ fn graphs_of_classifiers_return_scores_alone() {
             let outputs: Vec<&str> = graph.output.iter().map(|output| output.name.as_str()).collect();
             assert_eq!(outputs, [name], "{model:?}");
             // The last node names the output.
-            let last = &graph.node[graph.node.len() - 2];
-            assert_eq!(last.op_type == "Softmax", applies_softmax, "{}: {model:?}", last.op_type);
+            let last = graph.node[graph.node.len() - 2].op_type.as_str();
+            let made = ["Softmax", "Sigmoid"].into_iter().find(|operation| *operation == last);
+            assert_eq!(made, operation, "{last}: {model:?}");
             let classifier = read(&path, &Hints::default()).unwrap().classifier;
-            assert_eq!(classifier.as_ref(), Some(&head), "{model:?}");
+            assert_eq!(classifier.as_ref(), Some(head), "{model:?}");
         }
     }
     assert!(kinds.iter().eq(["convnext", "regnet_y", "resnet", "vit"]), "{kinds:?}");
+}
+
+/// Files of a classifier of several classes per image say so, to this program and to others, and
+/// the programs of their cards print all likely classes.
+#[test]
+fn classifiers_of_several_classes_are_written_as_such() {
+    let model = ModelConfig::examples().remove(0);
+    let tensors = tensors(&model);
+    let head = multi_label_head(&model);
+    let card = Card::default();
+    let classifier = Some(ExportedClassifier { head: &head, returns_probabilities: false });
+    let export = Export { classifier, ..f32_export(&model, &tensors, &card) };
+    let mut n_formats = 0;
+    for format in Format::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let path = export_path(folder.path(), format);
+        let files = match write(&path, format, &export, false) {
+            Ok(files) => files,
+            Err(WeightsError::Unsupported { .. }) => continue,
+            Err(error) => panic!("{format:?}: {error}"),
+        };
+        let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
+        assert!(text.contains("one score before the sigmoid per class"), "{format:?}: {text}");
+        assert!(text.contains("An image may have several of them, or none."), "{format:?}: {text}");
+        let (_, rest) = text.split_once("```python\n").unwrap();
+        let (program, _) = rest.split_once("```").unwrap();
+        let prints_all = program.contains("if probability > 0.5:");
+        let is_listed = program.contains("has no constructor of this network");
+        assert!(prints_all || is_listed, "{format:?}: {program}");
+        if matches!(format, Format::Safetensors | Format::Onnx) {
+            let pretrained = read(&path, &Hints::default()).unwrap();
+            assert_eq!(pretrained.classifier.as_ref(), Some(&head), "{format:?}");
+        }
+        if format == Format::Transformers {
+            let config = std::fs::read_to_string(path.join("config.json")).unwrap();
+            assert!(config.contains("\"problem_type\": \"multi_label_classification\""), "{config}");
+        }
+        n_formats += 1;
+    }
+    assert!(n_formats >= 3, "{n_formats} formats");
 }
 
 /// Checks that `pretrained` is the network of `tensors`, except for differences in how `format`

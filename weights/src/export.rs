@@ -49,9 +49,9 @@ impl Export<'_> {
 pub struct ExportedClassifier<'a> {
     /// The head, with the names of the classes.
     pub head: &'a ClassHead,
-    /// Whether a graph returns the softmax of the scores in their place; other formats hold no
-    /// operations.
-    pub applies_softmax: bool,
+    /// Whether a graph returns probabilities in place of the scores: their softmax, or their
+    /// sigmoids where an image may have several classes. Other formats hold no operations.
+    pub returns_probabilities: bool,
 }
 
 /// Origin and scores of a network, for its card.

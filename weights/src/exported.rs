@@ -101,6 +101,14 @@ fn read_classifier(
     if classes.is_empty() {
         return Err(WeightsError::malformed(&source.path, "its classifier has no classes"));
     }
+    let is_multi_label = match source.metadata.get(metadata::PROBABILITIES).map(String::as_str) {
+        None => false,
+        Some(metadata::SIGMOID) => true,
+        Some(other) => {
+            let reason = format!("its classifier has probabilities by an unknown function, {other}");
+            return Err(WeightsError::malformed(&source.path, reason));
+        }
+    };
     let mut tensors = Vec::new();
     for name in [ClassHead::WEIGHT, ClassHead::BIAS] {
         if let Some(array) = arrays.get(name) {
@@ -108,7 +116,7 @@ fn read_classifier(
             tensors.push(NamedTensor { name: name.into(), shape, values: array.values.clone() });
         }
     }
-    ClassHead::from_tensors(classes, width, &tensors)
+    ClassHead::from_tensors(classes, is_multi_label, width, &tensors)
         .map_err(|error| WeightsError::malformed(&source.path, error.to_string()))
 }
 

@@ -18,6 +18,13 @@ pub(crate) const POOLING: &str = "ocelli.pooling";
 /// Key of the names of the classes, of a classifier.
 pub(crate) const CLASSES: &str = "ocelli.classes";
 
+/// Key of the function that makes probabilities of a classifier's scores: [`SIGMOID`], or absent
+/// for the softmax.
+pub(crate) const PROBABILITIES: &str = "ocelli.probabilities";
+
+/// Function of each score by itself, where an image may have several classes.
+pub(crate) const SIGMOID: &str = "sigmoid";
+
 /// Key of the weights that the network began with, which other programs ignore.
 pub(crate) const ORIGINS: &str = "ocelli.origins";
 

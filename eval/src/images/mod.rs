@@ -129,6 +129,28 @@ impl ImageSet {
         }
     }
 
+    /// Keeps only the images that have a class, or state that they are of none.
+    ///
+    /// # Errors
+    /// [`EvalError::NoLabels`] if there is no such image, [`EvalError::Data`] if a shard cannot be
+    /// read.
+    pub fn stated(mut self) -> Result<Self, EvalError> {
+        let mut indices = Vec::with_capacity(self.len());
+        let mut labels = Vec::with_capacity(self.len());
+        for i in 0..self.len() {
+            if self.known_labels(i)?.is_some() {
+                indices.push(self.indices[i]);
+                labels.push(self.labels[i]);
+            }
+        }
+        if indices.is_empty() {
+            return Err(EvalError::NoLabels { split: self.name, n_samples: self.indices.len() });
+        }
+        self.indices = indices;
+        self.labels = labels;
+        Ok(self)
+    }
+
     /// Returns the images that rank `rank` of `world_size` evaluates, which are contiguous.
     pub fn part_of_rank(mut self, rank: usize, world_size: usize) -> Self {
         let n = self.indices.len();
@@ -205,6 +227,19 @@ impl ImageSet {
             Some(all) => all.clone(),
             None => self.labels[i].into_iter().collect(),
         }
+    }
+
+    /// Returns all classes of image `i`, none if it states that it is of none; `None` if it states
+    /// nothing about its classes.
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] if a shard cannot be read.
+    pub fn known_labels(&self, i: usize) -> Result<Option<Vec<u32>>, EvalError> {
+        let labels = self.labels(i);
+        if labels.is_empty() && !self.source.states_no_class(self.indices[i])? {
+            return Ok(None);
+        }
+        Ok(Some(labels))
     }
 
     /// Returns the classes of image `i`'s pixels after the transform, `[s, s]`; `None` if it has no

@@ -128,6 +128,17 @@ impl Source {
         }
     }
 
+    /// Returns whether image `index` states that it is of no class, which an empty list does.
+    ///
+    /// # Errors
+    /// [`PipelineError`] if a shard cannot be read.
+    pub fn states_no_class(&self, index: u64) -> Result<bool, PipelineError> {
+        match self {
+            Self::Shards(dataset) => dataset.states_no_class(SampleId(index)),
+            Self::Files(_) => Ok(false),
+        }
+    }
+
     /// Returns the encoded mask of image `index`, if it has one.
     ///
     /// # Errors

@@ -8,6 +8,9 @@
 //! confidence   mean probability of the predictions of a bin
 //! ```
 //!
+//! Where images may have several classes, each pair of an image and a class is a prediction, that
+//! the image has the class: of those with a probability of 10 %, 10 % should be right.
+//!
 //! Source: Guo, Pleiss, Sun, Weinberger 2017, "On Calibration of Modern Neural Networks", equations
 //! 2 and 3, with their 15 bins of equal width.
 
@@ -37,17 +40,18 @@ pub struct CalibrationBin {
 }
 
 impl Calibration {
-    /// Computes the calibration of `predictions`: the probability of the predicted class in
-    /// percent, and whether the prediction is right.
-    pub(crate) fn new(predictions: &[(f64, bool)]) -> Self {
+    /// Computes the calibration of `predictions`: the probability of each in percent, and whether
+    /// it is right.
+    pub(crate) fn new(predictions: impl IntoIterator<Item = (f64, bool)>) -> Self {
         let mut sums = [BinSums::default(); N_BINS];
+        let mut n_all = 0.0;
         for (probability, is_right) in predictions {
-            let bin = &mut sums[bin_of(*probability)];
+            let bin = &mut sums[bin_of(probability)];
             bin.n += 1;
-            bin.n_right += u64::from(*is_right);
+            bin.n_right += u64::from(is_right);
             bin.probability += probability;
+            n_all += 1.0;
         }
-        let n_all = predictions.len() as f64;
         let mut ece = 0.0;
         let mut bins = Vec::with_capacity(N_BINS);
         for BinSums { n, n_right, probability } in sums {
@@ -93,7 +97,7 @@ mod tests {
     /// ECE = 2/4 · |50 - 96| + 1/4 · |100 - 50| + 1/4 · |0 - 40| = 23 + 12.5 + 10.
     #[test]
     fn the_error_is_the_mean_distance_of_accuracy_and_confidence() {
-        let calibration = Calibration::new(&[(95.0, true), (97.0, false), (50.0, true), (40.0, false)]);
+        let calibration = Calibration::new([(95.0, true), (97.0, false), (50.0, true), (40.0, false)]);
         assert!((calibration.ece - 45.5).abs() < 1e-12, "{calibration:?}");
         assert_eq!(calibration.bins.len(), N_BINS);
         let expected = [(5, 1, 40.0, 0.0), (7, 1, 50.0, 100.0), (14, 2, 96.0, 50.0)];
@@ -107,9 +111,9 @@ mod tests {
     /// Three of four predictions with 75 % are right; nothing is said about no predictions.
     #[test]
     fn calibrated_predictions_have_no_error() {
-        let calibrated = Calibration::new(&[(75.0, true), (75.0, true), (75.0, false), (75.0, true)]);
+        let calibrated = Calibration::new([(75.0, true), (75.0, true), (75.0, false), (75.0, true)]);
         assert_eq!(calibrated.ece, 0.0);
-        let empty = Calibration::new(&[]);
+        let empty = Calibration::new([]);
         assert_eq!(empty.ece, 0.0);
         assert!(empty.bins.iter().all(|bin| *bin == CalibrationBin::default()));
     }

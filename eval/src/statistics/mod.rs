@@ -1,7 +1,8 @@
-//! Statistics of predictions: accuracies, intervals, confusion matrices and calibration.
+//! Statistics of predictions: accuracies, intervals, confusion matrices, F1 and calibration.
 
 pub(crate) mod bootstrap;
 pub(crate) mod calibration;
+pub(crate) mod decisions;
 pub(crate) mod outcome;
 pub(crate) mod ranked;
 pub(crate) mod segmented;

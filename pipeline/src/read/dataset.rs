@@ -227,6 +227,15 @@ impl Dataset {
         shard.classes(i)
     }
 
+    /// Returns whether sample `id` states that it is of no class, which an empty list does.
+    ///
+    /// # Errors
+    /// [`PipelineError::Io`] when the shard cannot be read.
+    pub fn states_no_class(&self, id: SampleId) -> Result<bool, PipelineError> {
+        let (shard, i) = self.locate(id);
+        shard.states_no_class(i)
+    }
+
     /// Returns the member of sample `id` with the first of `extensions` that the sample has.
     ///
     /// # Errors

@@ -200,6 +200,26 @@ impl Shard {
         Ok(self.class_folder(i).into_iter().collect())
     }
 
+    /// Returns whether sample `i` states that it is of no class: by an empty class member, or by an
+    /// empty list under `label` or `labels` in its `.json`. A negative number does not, as it also
+    /// stands for a class that is not known.
+    ///
+    /// # Errors
+    /// As [`Shard::image`].
+    pub fn states_no_class(&self, i: usize) -> Result<bool, PipelineError> {
+        if let Some(text) = self.class_member(i)? {
+            if text.trim().is_empty() {
+                return Ok(true);
+            }
+            if text.lines().any(|line| canonical_class(line).is_some()) {
+                return Ok(false);
+            }
+        }
+        let Some(columns) = self.columns_with_class(i)? else { return Ok(false) };
+        let stated = columns.get("label").or_else(|| columns.get("labels"));
+        Ok(stated.and_then(serde_json::Value::as_array).is_some_and(Vec::is_empty))
+    }
+
     /// Returns whether the class of sample `i` comes from the name of its folder.
     ///
     /// # Errors

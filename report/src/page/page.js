@@ -109,7 +109,7 @@ function scores() {
   for (const run of runs) for (const { kind } of run.scores) if (!kinds.some((other) => sameKind(other, kind))) kinds.push(kind);
   if (kinds.length === 0) return [];
   // The score of a run's own classifier comes first.
-  const others = (kind) => Number(kind.metric !== "top1");
+  const others = (kind) => Number(!["top1", "mAP", "F1"].includes(kind.metric));
   kinds.sort((a, b) => others(a) - others(b) || a.set.localeCompare(b.set) || a.metric.localeCompare(b.metric, "en", { numeric: true }));
   const of = (run, kind) => (run.scores.find((score) => sameKind(score.kind, kind)) || { points: [] }).points;
   const moving = kinds.filter((kind) => runs.some((run) => of(run, kind).length > 1));
@@ -128,7 +128,7 @@ function scores() {
     return `${kind.measure ? last.value.toFixed(2) : short(last.value)}${range} at ${last.step.toLocaleString("en")}`;
   };
   const rows = kinds.map((kind) => {
-    const what = kind.measure && kind.measure !== "accuracy" ? `${kind.metric} (${kind.measure})` : kind.metric;
+    const what = kind.measure && !["accuracy", kind.metric].includes(kind.measure) ? `${kind.metric} (${kind.measure})` : kind.metric;
     const network = kind.network ? `${kind.network}; ` : "";
     const wrapped = (words) => el("div", { class: "words" }, words);
     return [what, ...runs.map((run) => cell(run, kind)), wrapped(counted(kind.set, kind.test_images)), wrapped(fitted(kind)),
@@ -181,6 +181,9 @@ function confusions(run) {
 const setAndStep = (of) => `${of.kind.set}, step ${of.step.toLocaleString("en")}`;
 const percent = (value) => `${value.toFixed(1)} %`;
 
+// Whether an image may have several of the classes of a classifier.
+const hasSeveral = (of) => of.kind.metric === "mAP";
+
 // The share of right predictions in each bin of probabilities, as bars; a dot is at the mean probability of a bin, and on the
 // line where the two are equal.
 function reliability(of) {
@@ -203,7 +206,10 @@ function reliability(of) {
     const bar = svg("rect", { class: "share", x: x(from) + 1, y: y(bin.accuracy), width: x(to) - x(from) - 2, height: y(0) - y(bin.accuracy) });
     bar.style.opacity = 0.25 + 0.75 * (bin.n / most);
     const dot = svg("circle", { class: "mean", cx: x(bin.confidence), cy: y(bin.accuracy), r: 3 });
-    const words = `${percent(from)} to ${percent(to)}: ${bin.n.toLocaleString("en")} images, predicted with ${percent(bin.confidence)} on average; ${percent(bin.accuracy)} are right`;
+    const n = bin.n.toLocaleString("en");
+    const words = `${percent(from)} to ${percent(to)}: ` + (hasSeveral(of)
+      ? `${n} times, a class had such a probability, ${percent(bin.confidence)} on average; ${percent(bin.accuracy)} of these images have it`
+      : `${n} images, predicted with ${percent(bin.confidence)} on average; ${percent(bin.accuracy)} are right`);
     for (const mark of [bar, dot]) { mark.append(svg("title", {}, words)); chart.append(mark); }
   });
   chart.append(svg("line", { class: "equal", x1: x(0), x2: x(100), y1: y(0), y2: y(100) }));
@@ -214,7 +220,16 @@ function calibrations(run) {
   const shown = run.classifiers.filter((of) => of.calibration.bins.some((bin) => bin.n > 0));
   if (shown.length === 0) return null;
   return [el("p", { class: "note" }, "How often the classifier is right when it gives its prediction a certain probability: on the line, it is as sure as it should be; below the line, too sure. The error is the expected calibration error, the mean distance from the line over all images (Guo et al. 2017, 15 bins). The darker a bar, the more images it has."),
+    shown.some(hasSeveral) ? el("p", { class: "note" }, "Where an image may have several classes, a prediction is that it has a certain class, and every class of every image counts.") : null,
     el("div", { class: "charts" }, ...shown.map(reliability))];
+}
+
+function classScores(run) {
+  const shown = run.classifiers.filter((of) => of.by_class.length > 0);
+  if (shown.length === 0) return null;
+  const list = (of) => el("details", {}, el("summary", {}, `${setAndStep(of)}: ${of.by_class.length.toLocaleString("en")} classes`),
+    table(["class", "average precision in %"], of.by_class.map(({ class: name, value }) => [el("div", { class: "words" }, name), value.toFixed(2)]), [1]));
+  return [el("p", { class: "note" }, "Average precision of the classes that images of the test set have, the lowest first. An image may have several classes, so that none is taken for another."), ...shown.map(list)];
 }
 
 function worstImages(run) {
@@ -322,6 +337,7 @@ section("curves", "Curves", [
   ...drawn,
 ]);
 section("confusions", "Confusion", perRun(confusions));
+section("classes", "Classes", perRun(classScores));
 section("calibration", "Calibration", perRun(calibrations));
 section("worst", "Worst images", perRun(worstImages));
 section("patches", "Patch features", gallery("patches", patchNote));

@@ -7,7 +7,7 @@ use augment::image::picture_of_view;
 use augment::{
     DecodeRules, GroupSpec, Image, MultiCrop, PixelFormat, Rgb8, SampleKey, Transform, ViewMaker, Views,
 };
-use eval::{ClassifiedImage, EvalError, FeatureSet, ImageSet, neighbors};
+use eval::{ClassifiedImage, EvalError, FeatureSet, ImageSet, class_names, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
 
 use super::tiles::{Tile, caption_lines, sheet};
@@ -174,8 +174,9 @@ const CLASSIFIED_COLUMNS: usize = 8;
 /// Side of a tile in a sheet of classified images.
 const CLASSIFIED_PX: u32 = 112;
 
-/// Draws `classified`, images of `images`, each with its key, its class, and the predicted class
-/// with its probability. Wrong predictions have a red frame, right ones a green one.
+/// Draws `classified`, images of `images`, each with its key, its classes, and the predicted class
+/// with its probability, or all predicted classes if there are several or none. Wrong predictions
+/// have a red frame, right ones a green one.
 ///
 /// # Errors
 /// [`ReportError::Picture`].
@@ -188,9 +189,11 @@ pub fn classified_sheet(
     let mut made: Vec<(Vec<u8>, [u8; 3], [String; 3])> = Vec::with_capacity(classified.len());
     for image in classified {
         let (_, key) = images.describe(image.image);
-        let class = &classes[image.label as usize];
-        let predicted = &classes[image.predicted as usize];
-        let caption = [key, class.clone(), format!("{predicted} {:.0} %", image.probability)];
+        let mut predicted = class_names(&image.predicted, classes);
+        if image.predicted.len() == 1 {
+            predicted += &format!(" {:.0} %", image.probability);
+        }
+        let caption = [key, class_names(&image.labels, classes), predicted];
         let frame = if image.is_right() { [40, 160, 70] } else { [200, 50, 50] };
         made.push((picture_or_black(images, image.image), frame, caption));
     }

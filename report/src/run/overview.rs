@@ -1,6 +1,6 @@
 //! Summary of a run in one line.
 
-use eval::TOP_1;
+use eval::{CLASSIFIER_METRICS, TOP_1};
 use pipeline::words::{counted, thousands};
 use serde::Serialize;
 use serde_json::Value;
@@ -199,7 +199,7 @@ fn best(run: &Run) -> Option<Best> {
     let percentages = run.evaluations.scores.iter().filter(|(kind, _)| SCORES.contains(&kind.measure));
     let highest = percentages.max_by_key(|(kind, scores)| {
         (
-            kind.metric == TOP_1,
+            CLASSIFIER_METRICS.contains(&kind.metric.as_str()),
             kind.metric == USUAL,
             kind.measure == "accuracy",
             kind.train != kind.set,

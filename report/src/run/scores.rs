@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use eval::TOP_1;
+use eval::CLASSIFIER_METRICS;
 use eval::row::{ClassifierDetails, EVALUATIONS, EvaluationRow};
 use serde::Serialize;
 use serde_json::Value;
@@ -32,7 +32,7 @@ pub(crate) struct Kind {
     /// Number of its images, where it is known.
     pub(crate) train_images: Option<usize>,
     pub(crate) metric: String,
-    /// `accuracy`, `mAP` or `mIoU`, in percent; empty for a measure that needs no labels.
+    /// `accuracy`, `mAP`, `mIoU` or `F1`, in percent; empty for a measure that needs no labels.
     pub(crate) measure: &'static str,
     /// Name of the network in the run; empty for the network that is evaluated, such as the teacher
     /// if the method has one, so that runs of different methods can be compared.
@@ -78,8 +78,18 @@ impl Confusion {
 pub(crate) struct ClassifierResult {
     pub(crate) kind: Kind,
     pub(crate) step: u64,
+    /// Scores of the classes that have any, the lowest first, if images may have several classes:
+    /// a confusion shows the others.
+    pub(crate) by_class: Vec<ClassScore>,
     #[serde(flatten)]
     pub(crate) details: ClassifierDetails,
+}
+
+/// Score of a class, in percent.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct ClassScore {
+    pub(crate) class: String,
+    pub(crate) value: f64,
 }
 
 /// All scores of a run.
@@ -107,10 +117,11 @@ impl Evaluations {
         for (kind, rows) in &by_kind {
             let Some((step, (_, row))) = rows.iter().next_back() else { continue };
             // A file may hold anything; rows of earlier versions have no details.
-            if kind.metric == TOP_1
+            if CLASSIFIER_METRICS.contains(&kind.metric.as_str())
                 && let Ok(details) = serde_json::from_value(row.details.clone())
             {
-                classifiers.push(ClassifierResult { kind: kind.clone(), step: *step, details });
+                let by_class = class_scores(row);
+                classifiers.push(ClassifierResult { kind: kind.clone(), step: *step, by_class, details });
             }
             // Evaluations with several labels per image have no confusions.
             if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
@@ -140,6 +151,22 @@ impl Evaluations {
         }
         Ok(Self { scores, confusions, classifiers })
     }
+}
+
+/// Returns the scores of the classes of `row`, the lowest first, if its images may have several.
+fn class_scores(row: &EvaluationRow) -> Vec<ClassScore> {
+    if row.number.mean_average_precision.is_none() {
+        return Vec::new();
+    }
+    let classes = row.classes.iter().flatten();
+    let mut scores = Vec::new();
+    for (class, value) in classes.zip(row.by_class.iter().flatten()) {
+        if let Some(value) = value {
+            scores.push(ClassScore { class: class.clone(), value: *value });
+        }
+    }
+    scores.sort_by(|a, b| a.value.total_cmp(&b.value));
+    scores
 }
 
 /// Returns the scores of the network `network` of the run in `workdir` after `step` steps.
@@ -236,6 +263,25 @@ mod tests {
                 assert_eq!(classifier.details.worst[0].predicted, "dog");
             }
         }
+    }
+
+    /// Of a classifier of several classes per image, which has no confusion, the page has the
+    /// scores of the classes, without those that no image has.
+    #[test]
+    fn classes_are_listed_by_their_scores() {
+        let folder = tempfile::tempdir().unwrap();
+        let details = serde_json::json!({ "calibration": { "ece": 3.0, "bins": [] }, "worst": [] });
+        let row = serde_json::json!({
+            "metric": "mAP", "mAP": 60.0, "details": details, "test": { "set": "val" },
+            "classes": ["cat", "dog", "owl"], "by_class": [80.0, null, 40.0],
+            "about": { "step": 60, "network": "network" },
+        });
+        std::fs::write(folder.path().join(EVALUATIONS), row.to_string()).unwrap();
+        let evaluations = Evaluations::read(folder.path(), "network").unwrap();
+        assert_eq!((evaluations.confusions.len(), evaluations.classifiers.len()), (0, 1));
+        let owl = ClassScore { class: "owl".into(), value: 40.0 };
+        let cat = ClassScore { class: "cat".into(), value: 80.0 };
+        assert_eq!(evaluations.classifiers[0].by_class, [owl, cat]);
     }
 
     #[test]

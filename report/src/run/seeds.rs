@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use eval::TOP_1;
+use eval::CLASSIFIER_METRICS;
 use pipeline::words::counted;
 use serde::Serialize;
 use trainer::Plan;
@@ -251,7 +251,7 @@ impl SeedScore {
 /// `knn_100`.
 fn metric_order(metric: &str) -> (bool, &str, u64) {
     let name = metric.trim_end_matches(|c: char| c.is_ascii_digit());
-    (metric != TOP_1, name, metric[name.len()..].parse().unwrap_or(0))
+    (!CLASSIFIER_METRICS.contains(&metric), name, metric[name.len()..].parse().unwrap_or(0))
 }
 
 /// Returns the column of `kind`, whose label distinguishes it from the others of `kinds`.

@@ -75,6 +75,8 @@ def runs(paths, folder: str) -> dict:
         # Written out: the authors' scripts are tied to their data paths. The second trains the last block and the norm alone.
         "classification": lambda: classification("classification", 4),
         "classification_last": lambda: classification("classification", 2),
+        # Images with several classes, one or none.
+        "classification_several": lambda: classification("classification", 4, True),
         "dinov2_shared": lambda: dinov2(paths, "dinov2_shared", False, "centering", 0.02, {}),
         "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
             "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),

@@ -1,7 +1,7 @@
 """Fine-tuning of a transformer with a linear head, written out with timm's transformer and PyTorch's AdamW.
 
-Rates by layer are those of BEiT and MAE, the schedule is MAE's, and labels are smoothed by PyTorch. As in DINO, positions and
-the class token are decayed."""
+Rates by layer are those of BEiT and MAE, the schedule is MAE's, and labels are smoothed by PyTorch; those of images with several
+classes are smoothed as in timm's BinaryCrossEntropy of dense targets. As in DINO, positions and the class token are decayed."""
 
 import math
 
@@ -25,7 +25,27 @@ def unit(name: str) -> int:
     return N_UNITS - 1 if name.startswith(("norm.", "head.")) else 0
 
 
-def classification(run: str, trained_units: int):
+def several_labels(index: int) -> torch.Tensor:
+    """Classes of the images of batch `index`, `[B, C]`: a second one of every third image, and none of every seventh."""
+    labels = torch.zeros(BATCH, N_CLASSES)
+    for image in range(BATCH):
+        if image % 7 != 6:
+            labels[image, (image + index) % N_CLASSES] = 1
+            if image % 3 == 0:
+                labels[image, (image + index + 2) % N_CLASSES] = 1
+    return labels
+
+
+def loss_of(scores: torch.Tensor, index: int, has_several: bool) -> torch.Tensor:
+    """Loss of the scores of batch `index`."""
+    if has_several:
+        targets = several_labels(index) * (1 - SMOOTHING) + SMOOTHING / 2
+        return F.binary_cross_entropy_with_logits(scores, targets)
+    labels = (torch.arange(BATCH) + index) % N_CLASSES
+    return F.cross_entropy(scores, labels, label_smoothing=SMOOTHING)
+
+
+def classification(run: str, trained_units: int, has_several: bool = False):
     losses, rates, grads = [], [], {}
     with machine([]):
         network = timm.models.vision_transformer.VisionTransformer(
@@ -42,8 +62,7 @@ def classification(run: str, trained_units: int):
         for step in range(N_STEPS):
             index = step % N_BATCHES
             x = views(run, index, BATCH, [(1, SIZE)])[0]
-            labels = (torch.arange(BATCH) + index) % N_CLASSES
-            loss = F.cross_entropy(network(x), labels, label_smoothing=SMOOTHING)
+            loss = loss_of(network(x), index, has_several)
             half = 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / (N_STEPS - WARMUP)))
             rate = RATE * step / WARMUP if step < WARMUP else END + (RATE - END) * half
             for group in optimizer.param_groups:

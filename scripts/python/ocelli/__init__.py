@@ -104,6 +104,9 @@ class Run:
         #: Percentage of the validation images that is classified correctly, and its interval, after `finetune`.
         self.top1 = None
         self.interval = None
+        #: Mean average precision and F1 in percent, in place of `top1`, if an image may have several classes.
+        self.mean_average_precision = None
+        self.f1 = None
         #: Scores of the features before and after training, by metric, after `finetune` with `"--baseline"`.
         self.baseline = None
 
@@ -163,8 +166,9 @@ def finetune(weights, images, validation, workdir, *flags, recipe="finetune", se
     `weights` is a run, a checkpoint or weights, as for `load`; None starts from random weights, with a recipe that has
     a backbone of its own, such as `"classify_cifar"`. `images` and `validation` are folders with one sub-folder per
     class, or shards, or lists of them. The run has the percentage of `validation` that is classified correctly,
-    `run.top1`, and the bounds of the middle 95 % of resampled sets, `run.interval`. Everything else is as in
-    `pretrain`.
+    `run.top1`, and the bounds of the middle 95 % of resampled sets, `run.interval`. With several classes per image
+    (`settings={"method.loss": "binary_cross_entropy"}`), it has `run.mean_average_precision` and `run.f1` instead of
+    `run.top1`. Everything else is as in `pretrain`.
     """
     command = ["finetune", "--recipe", recipe, "--workdir", workdir, "--json", *flags]
     command += ["--shards", *paths_of(images, "images"), "--val-shards", *paths_of(validation, "validation")]
@@ -172,7 +176,9 @@ def finetune(weights, images, validation, workdir, *flags, recipe="finetune", se
         command += ["--checkpoint", weights]
     result = _answer(_run(*command, *set_flags(settings), show_progress=show_progress))
     run = Run(result["workdir"], result["steps"], result["seconds"])
-    run.top1 = result["top1"]
+    run.top1 = result.get("top1")
+    run.mean_average_precision = result.get("mAP")
+    run.f1 = result.get("F1")
     run.interval = result["interval"]
     run.baseline = result.get("baseline")
     return run

@@ -44,9 +44,10 @@ pub(crate) struct Args {
     /// Leave out the classifier of a run of `ocelli finetune`.
     #[arg(long)]
     backbone_only: bool,
-    /// Return probabilities of classes instead of logits (ONNX only).
-    #[arg(long, conflicts_with = "backbone_only")]
-    softmax: bool,
+    /// Return probabilities of classes instead of logits (ONNX only). They are the softmax of the
+    /// logits, or their sigmoids if an image may have several classes. --softmax is another name.
+    #[arg(long, alias = "softmax", conflicts_with = "backbone_only")]
+    probabilities: bool,
     /// Replace existing files.
     #[arg(long)]
     overwrite: bool,
@@ -75,7 +76,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if args.backbone_only {
         backbone.classifier = None;
     }
-    check_softmax(args, format, &backbone)?;
+    check_probabilities(args, format, &backbone)?;
     let mut card = model_card(&args.checkpoint, &backbone)?;
     if let Some(px) = args.image_px {
         let stride_px = backbone.model.stride_px();
@@ -90,8 +91,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let precision = args.precision;
     let scores = if args.train.is_empty() { Vec::new() } else { score(args, &backbone, storage)? };
     card.scores.extend(scores.iter().cloned());
-    let settings =
-        ExportSettings { format, precision, applies_softmax: args.softmax, overwrite: args.overwrite };
+    let returns_probabilities = args.probabilities;
+    let settings = ExportSettings { format, precision, returns_probabilities, overwrite: args.overwrite };
     let files = backbone.export(&args.out, &settings, &card)?;
     for score in &scores {
         out!("{:<5} {}: {}", score.precision.name(), score.name, score.value);
@@ -116,16 +117,16 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that a softmax, if it is requested, has scores and a graph to be in.
-fn check_softmax(args: &Args, format: Format, backbone: &Backbone) -> anyhow::Result<()> {
-    if !args.softmax {
+/// Checks that probabilities, if they are requested, have scores and a graph to be computed in.
+fn check_probabilities(args: &Args, format: Format, backbone: &Backbone) -> anyhow::Result<()> {
+    if !args.probabilities {
         return Ok(());
     }
     if backbone.classifier.is_none() {
-        bail!("--softmax: {} has no classifier whose scores it could be taken of", args.checkpoint.display());
+        bail!("--probabilities: {} has no classifier", args.checkpoint.display());
     }
     if format != Format::Onnx {
-        bail!("--softmax: {} holds weights without operations; only onnx has a softmax", format.name());
+        bail!("--probabilities: {} holds weights without operations; only onnx computes them", format.name());
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::bail;
 use augment::Transform;
 use eval::image_sets::SplitShards;
-use eval::{Classified, ImageSet};
+use eval::{Classified, F1, ImageSet, MEAN_AVERAGE_PRECISION, TOP_1};
 use pipeline::Storage;
 use pipeline::words::{counted, thousands};
 use serde_json::json;
@@ -49,7 +49,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WEIGHTS")]
     checkpoint: Option<PathBuf>,
     /// Labeled shards or folders to train on, instead of the recipe's. A folder has one sub-folder
-    /// per class; shards have classes as for `ocelli probe`.
+    /// per class; shards have classes as for `ocelli probe`. An image may have several with `--set
+    /// method.loss=binary_cross_entropy`.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
     /// Labeled shards or folders to score the classifier on. Their classes are those of the
@@ -87,7 +88,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "WHAT:WHERE", hide_short_help = true)]
     inject_fault: Option<Fault>,
     /// Print a line of JSON at the end: steps, seconds, workdir, top1, interval; with --export:
-    /// export; with --baseline: baseline.
+    /// export; with --baseline: baseline. If an image may have several classes, mAP and F1 are in
+    /// place of top1.
     #[arg(long)]
     json: bool,
 }
@@ -187,9 +189,15 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             "steps": plan.total_steps,
             "seconds": seconds,
             "workdir": args.workdir,
-            "top1": classified.outcome.value(),
             "interval": classified.outcome.interval(),
         });
+        match &classified.decisions {
+            Some(decisions) => {
+                line[MEAN_AVERAGE_PRECISION] = json!(classified.outcome.value());
+                line[F1] = json!(decisions.f1());
+            }
+            None => line[TOP_1] = json!(classified.outcome.value()),
+        }
         if let Some(path) = &exported {
             line["export"] = json!(path);
         }
@@ -272,21 +280,22 @@ fn open_validation(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Resul
     let images = images.open_test(transform, plan.recipe.data.rules(), storage)?;
     // The plan of a run has the classes of its images.
     let classes = plan.recipe.method.classes().unwrap_or_default();
-    Ok(classified_images(images, classes)?)
+    Ok(classified_images(images, classes, plan.recipe.method.is_multi_label())?)
 }
 
 /// Scores `classifier`, that of the run in `workdir`, on `validation`, records the result in the
 /// run, and draws the images with the largest losses.
 fn score(classifier: &Classifier, workdir: &Path, validation: &ImageSet) -> anyhow::Result<Classified> {
     let classified = classifier.score(validation, None, &StageBar::named("validation"))?;
-    let row = classifier.row(&classified, validation, workdir)?;
-    classifier.network.record(workdir, &[row])?;
+    let rows = classifier.rows(&classified, validation, workdir)?;
+    classifier.network.record(workdir, &rows)?;
     let step = classifier.network.step().unwrap_or_default();
     pictures::worst(workdir, validation, &classified.worst, step);
     Ok(classified)
 }
 
-/// Prints the share of the validation images that are classified correctly, with its interval.
+/// Prints the share of the validation images that are classified correctly, or the mean average
+/// precision and the F1 if an image may have several classes, with their intervals.
 fn print_classified(classified: &Classified, validation: &ImageSet) {
     let n_classes = classified.outcome.n_classes() as u64;
     out!(
@@ -300,7 +309,16 @@ fn print_classified(classified: &Classified, validation: &ImageSet) {
         out!("{unusable} more cannot be decoded and are left out; run `ocelli shards verify` to see why");
     }
     let [low, high] = classified.outcome.interval();
-    out!("top-1 in %  {:.2} ({low:.1} - {high:.1})", classified.outcome.value());
+    let value = classified.outcome.value();
+    match &classified.decisions {
+        Some(decisions) => {
+            out!("mean average precision in %  {value:.2} ({low:.1} - {high:.1})");
+            let [low, high] = decisions.interval();
+            let f1 = decisions.f1();
+            out!("F1 of classes above 50 % in %  {f1:.2} ({low:.1} - {high:.1})");
+        }
+        None => out!("top-1 in %  {value:.2} ({low:.1} - {high:.1})"),
+    }
     out!("expected calibration error in %  {:.2}", classified.calibration.ece);
 }
 

@@ -4,7 +4,7 @@ use augment::{Batch, Depth, MultiCrop, PixelFormat, SoftLabel, ViewRng, Views};
 use ranks::topology::Topology;
 
 /// Creates a batch of noise for `multicrop`, of pixels of `format`. Its images are of two classes
-/// in turn, for methods that learn from labels.
+/// in turn, for methods that learn from labels, and every fifth has equal shares of both.
 pub fn noise_batch(multicrop: &MultiCrop, format: PixelFormat, n_samples: usize, seed: u64) -> Batch {
     let mut rng = ViewRng::from_words([seed, 0x6e6f_6973_6500_0000, 0, 0]);
     let mut samples = Vec::with_capacity(n_samples);
@@ -16,7 +16,10 @@ pub fn noise_batch(multicrop: &MultiCrop, format: PixelFormat, n_samples: usize,
             groups.push(noise(&mut rng, format, n_pixels));
         }
         samples.push(Views { groups });
-        labels.push(vec![(index as u32 % 2, 1.0)]);
+        labels.push(match index % 5 {
+            4 => vec![(0, 0.5), (1, 0.5)],
+            _ => vec![(index as u32 % 2, 1.0)],
+        });
     }
     Batch { index: 0, samples, labels, sample_ids: (0..n_samples as u64).collect() }
 }

@@ -30,7 +30,8 @@ const GRADIENTS: f32 = 2e-5;
 const N_BATCHES: u64 = 3;
 
 /// Returns batch `index` of the views `name`: noise around one color per image. The classes of
-/// images, if there are any, follow one another.
+/// images, if there are any, follow one another; if an image may have several, every third has a
+/// second one, and every seventh none.
 fn batch(plan: &Plan, name: &str, index: u64) -> Batch {
     let colors = uniform(&format!("{name}.{index}.colors"), 3 * BATCH);
     let mut samples: Vec<Views> = (0..BATCH).map(|_| Views { groups: Vec::new() }).collect();
@@ -50,8 +51,16 @@ fn batch(plan: &Plan, name: &str, index: u64) -> Batch {
     let n_classes = plan.recipe.method.classes().map_or(0, <[String]>::len) as u64;
     let mut labels: Vec<SoftLabel> = Vec::new();
     if n_classes > 0 {
+        let is_multi_label = plan.recipe.method.is_multi_label();
         for image in 0..BATCH as u64 {
-            labels.push(vec![(((image + index) % n_classes) as u32, 1.0)]);
+            let mut label = vec![(((image + index) % n_classes) as u32, 1.0)];
+            if is_multi_label && image.is_multiple_of(3) {
+                label.push((((image + index + 2) % n_classes) as u32, 1.0));
+            }
+            if is_multi_label && image % 7 == 6 {
+                label.clear();
+            }
+            labels.push(label);
         }
     }
     Batch { index, samples, labels, sample_ids: (0..BATCH as u64).collect() }
@@ -235,12 +244,15 @@ fn dinov3_is_the_official_run() {
     check_both(&dinov3());
 }
 
-/// Rates by layer, weight decay, smoothed labels and a cosine after a warm-up; with all units, and
-/// with the last block and the norm alone.
+/// Rates by layer, weight decay, smoothed labels and a cosine after a warm-up; with all units, with
+/// the last block and the norm alone, and with several classes per image.
 #[test]
 fn classification_is_the_run_in_pytorch() {
-    let runs =
-        [classification("classification", ""), classification("classification_last", "trained_units = 2\n")];
+    let runs = [
+        classification("classification", "", ""),
+        classification("classification_last", "", "trained_units = 2\n"),
+        classification("classification_several", "loss = 'binary_cross_entropy'\n", ""),
+    ];
     for run in runs {
         check_both(&run);
         check_gradients(&run, &[]);

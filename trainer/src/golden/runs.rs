@@ -382,8 +382,9 @@ heads = 2
 mlp_ratio = 2.0
 "#;
 
-/// Returns the run whose file is `file`, with these settings of the optimizer as well.
-pub(super) fn classification(file: &'static str, more: &str) -> Run {
+/// Returns the run whose file is `file`, with these settings of the method and of the optimizer as
+/// well.
+pub(super) fn classification(file: &'static str, method_settings: &str, optimizer_settings: &str) -> Run {
     let method = "[method]\nname = 'classification'\nclasses = ['a', 'b', 'c', 'd', 'e']\nlabels = 'f'\nsmoothing = 0.1\n";
     let optim = r#"
 [optim]
@@ -398,7 +399,7 @@ weight_decay = [0.05, 0.05]
 clip_norm = 0.0
 layer_decay = 0.65
 "#;
-    let recipe = recipe(&[VIT, method, ONE_VIEW, optim, more]);
+    let recipe = recipe(&[VIT, method, method_settings, ONE_VIEW, optim, optimizer_settings]);
     Run { file, views: "classification", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
 }
 

@@ -2,12 +2,20 @@
 //!
 //! ```text
 //! s = W f(x) + b          f(x) one vector per view, [D]; s the scores of C classes
-//! t = (1 - ε) y + ε / C   y the shares of the classes of its image, Σ y = 1; ε the smoothing
-//! loss = mean -Σ t log softmax(s)         over all views
+//! y                       shares of the classes of the image of a view, [C]; ε the smoothing
+//!
+//! one class per image     loss = "cross_entropy"
+//! t = (1 - ε) y + ε / C   Σ y = 1
+//! loss = mean -Σ t log softmax(s)                                  over all views
+//!
+//! several, one or none    loss = "binary_cross_entropy"
+//! t = (1 - ε) y + ε / 2   as timm's BinaryCrossEntropy smooths dense targets
+//! loss = mean 1/C Σ (-t log σ(s) - (1 - t) log σ(-s))              over all views
 //! ```
 //!
-//! y is 1 for the class of an image, unless images are mixed by mixup and cutmix
-//! ([`augment::Mixing`]), which is done before they reach the method.
+//! y is 1 for the classes of an image and 0 for others, unless images are mixed by mixup and cutmix
+//! ([`augment::Mixing`]), which is done before they reach the method: a class that both images of a
+//! pair have keeps its share of 1, which rounding does not exceed.
 //!
 //! The labels are part of the batch. A run reads them from the data set, whose classes and
 //! fingerprint its plan records, so that it resumes only with the same labels.
@@ -16,7 +24,7 @@ use std::collections::HashSet;
 
 use augment::{Mixing, MultiCrop, SoftLabel};
 use burn_tensor::{Device, Tensor, TensorData};
-use kernels::ops::{Pairs, cross_entropy};
+use kernels::ops::{Pairs, binary_cross_entropy, cross_entropy};
 use networks::ClassHead;
 use networks::head::linear::Linear;
 use networks::head::{Head, Reads};
@@ -48,6 +56,24 @@ const ALPHAS: [f64; 2] = [0.01, 100.0];
 /// What is subtracted from scores of classes that must not be the largest.
 const BEHIND: f32 = 1e30;
 
+/// Loss of a classifier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LossKind {
+    /// Cross-entropy of the softmax over all classes: an image has one class.
+    #[default]
+    CrossEntropy,
+    /// Binary cross-entropy of the sigmoid of each class by itself, the mean over all classes: an
+    /// image may have several classes, or none.
+    BinaryCrossEntropy,
+}
+
+impl LossKind {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// Settings of classification, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -59,11 +85,18 @@ pub struct Config {
     /// Fingerprint of the labels of all images. Always set in a plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub labels: String,
+    /// Loss: `cross_entropy`, the default, for images of one class each, or `binary_cross_entropy`
+    /// for images that may have several classes, such as the lines of a `.cls` member or the list
+    /// `labels` in a `.json`. With the latter, an image whose list is empty is one of no class;
+    /// images that state nothing about their classes are not shown with either.
+    #[serde(default, skip_serializing_if = "LossKind::is_default")]
+    pub loss: LossKind,
     /// Standard deviation of the initial weights of the classifier; 0.02 by default.
     #[serde(default = "default_head_std")]
     pub head_std: f32,
     /// Label smoothing: share of an image's label that is distributed evenly over all classes; 0 by
-    /// default.
+    /// default. With binary cross-entropy, the target of each class moves by that share towards
+    /// 0.5.
     #[serde(default)]
     pub smoothing: f64,
     /// Mixup: the images of a batch are blended in pairs, and so are their labels. It is the
@@ -129,7 +162,9 @@ impl MethodRecipe for Config {
     const TITLE: &'static str = "classification";
 
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        if let [class] = self.classes.as_slice() {
+        if let [class] = self.classes.as_slice()
+            && self.loss == LossKind::CrossEntropy
+        {
             return Err(format!("method.classes lists one class, {class}: a classifier needs at least two"));
         }
         let mut seen = HashSet::new();
@@ -150,6 +185,7 @@ impl MethodRecipe for Config {
             width,
             n_classes,
             head_std: self.head_std,
+            loss: self.loss,
             smoothing: self.smoothing,
             mixing: self.mixing(),
         }))
@@ -157,6 +193,10 @@ impl MethodRecipe for Config {
 
     fn classes(&self) -> Option<&[String]> {
         Some(&self.classes)
+    }
+
+    fn is_multi_label(&self) -> bool {
+        self.loss == LossKind::BinaryCrossEntropy
     }
 
     fn labels(&mut self) -> Option<LabelFacts<'_>> {
@@ -169,6 +209,7 @@ impl MethodRecipe for Config {
         let config = Self {
             classes,
             labels: "f".into(),
+            loss: LossKind::CrossEntropy,
             head_std: 0.1,
             smoothing: 0.1,
             // Mixed before images reach the method, which `tests/it/ranks.rs` covers.
@@ -177,7 +218,8 @@ impl MethodRecipe for Config {
             mix_probability: default_mix_probability(),
             cutmix_probability: default_cutmix_probability(),
         };
-        vec![(config, MultiCrop::single(16))]
+        let several = Self { loss: LossKind::BinaryCrossEntropy, ..config.clone() };
+        vec![(config, MultiCrop::single(16)), (several, MultiCrop::single(16))]
     }
 }
 
@@ -188,6 +230,7 @@ struct Classification {
     n_classes: usize,
     /// Standard deviation of the head's initial weights.
     head_std: f32,
+    loss: LossKind,
     /// Share of a label that is distributed over all classes.
     smoothing: f64,
     mixing: Option<Mixing>,
@@ -228,9 +271,16 @@ impl Method for Classification {
         for (outputs, labels) in batch.trained.iter().zip(batch.labels) {
             assert_eq!(labels.len(), outputs.n_images(), "a label for every image");
             let device = outputs.features[0].x.device();
-            targets.push(target_distributions(labels, self.n_classes, self.smoothing, &device));
+            targets.push(match self.loss {
+                LossKind::CrossEntropy => {
+                    target_distributions(labels, self.n_classes, self.smoothing, &device)
+                }
+                LossKind::BinaryCrossEntropy => {
+                    target_shares(labels, self.n_classes, self.smoothing, &device)
+                }
+            });
         }
-        Ok(Box::new(ClassificationLoss { targets }))
+        Ok(Box::new(ClassificationLoss { kind: self.loss, targets }))
     }
 
     fn judges_embeddings(&self) -> bool {
@@ -240,7 +290,10 @@ impl Method for Classification {
     }
 
     fn uninformed_loss(&self) -> Option<f64> {
-        Some((self.n_classes as f64).ln())
+        Some(match self.loss {
+            LossKind::CrossEntropy => (self.n_classes as f64).ln(),
+            LossKind::BinaryCrossEntropy => 2.0_f64.ln(),
+        })
     }
 }
 
@@ -267,9 +320,29 @@ fn target_distributions(
     Tensor::from_data(TensorData::new(values, [labels.len(), 1, n_classes]), device)
 }
 
-/// Cross-entropy of a batch.
+/// Returns the shares of each of `n_classes` that images with these labels should have, `[B, 1,
+/// C]`: the target of each class is moved by `smoothing` towards 0.5. An image without a label has
+/// no class.
+fn target_shares(labels: &[SoftLabel], n_classes: usize, smoothing: f64, device: &Device) -> Tensor<3> {
+    let floor = (smoothing / 2.0) as f32;
+    let label_weight = (1.0 - smoothing) as f32;
+    let mut values = vec![0.0_f32; labels.len() * n_classes];
+    for (label, row) in labels.iter().zip(values.chunks_exact_mut(n_classes)) {
+        for (class, share) in label {
+            row[*class as usize] += share;
+        }
+        for value in row {
+            // The shares of a class that both images of a pair have add up to 1, but for rounding.
+            *value = floor + label_weight * value.min(1.0);
+        }
+    }
+    Tensor::from_data(TensorData::new(values, [labels.len(), 1, n_classes]), device)
+}
+
+/// Loss of a batch.
 struct ClassificationLoss {
-    /// Distributions over the classes by micro-batch, `[B, 1, C]`.
+    kind: LossKind,
+    /// Targets of the classes by micro-batch, `[B, 1, C]`.
     targets: Vec<Tensor<3>>,
 }
 
@@ -277,10 +350,19 @@ impl BatchLoss for ClassificationLoss {
     fn micro_batch_loss(&self, index: usize, trained: &Outputs) -> MicroBatchLoss {
         let scores = trained.heads.on_views(HEAD, 0);
         let targets = self.targets[index].clone();
-        let [b, v, _] = scores.dims();
-        let accuracy = accuracy_percent(scores.clone().inner(), targets.clone());
-        let loss = cross_entropy(scores, targets, Pairs::All, 1.0) / (b * v) as f64;
-        MicroBatchLoss { loss, gauges: vec![("train/accuracy", accuracy)] }
+        let [b, v, c] = scores.dims();
+        match self.kind {
+            LossKind::CrossEntropy => {
+                let accuracy = accuracy_percent(scores.clone().inner(), targets.clone());
+                let loss = cross_entropy(scores, targets, Pairs::All, 1.0) / (b * v) as f64;
+                MicroBatchLoss { loss, gauges: vec![("train/accuracy", accuracy)] }
+            }
+            LossKind::BinaryCrossEntropy => {
+                let f1 = f1_percent(scores.clone().inner(), targets.clone());
+                let loss = binary_cross_entropy(scores, targets) / (b * v * c) as f64;
+                MicroBatchLoss { loss, gauges: vec![("train/f1", f1)] }
+            }
+        }
     }
 }
 
@@ -290,6 +372,20 @@ fn accuracy_percent(scores: Tensor<3>, targets: Tensor<3>) -> Tensor<1> {
     let is_behind = (targets.clone() - targets.max_dim(2)).lower_elem(0.0).float();
     let score_of_class = (scores.clone() - is_behind * BEHIND).max_dim(2);
     score_of_class.greater_equal(scores.max_dim(2)).float().mean() * 100.0
+}
+
+/// Returns the mean over views of the F1 of their classes, in percent: 2 · right / (named +
+/// present), the classes named being those with a score above 0 in `scores`, `[B, V, C]`, and those
+/// present having a target above 0.5 in `targets`, `[B, 1, C]`. Where no class is present or named,
+/// it is 100 %.
+fn f1_percent(scores: Tensor<3>, targets: Tensor<3>) -> Tensor<1> {
+    let named = scores.greater_elem(0.0).float();
+    let present = targets.greater_elem(0.5).float();
+    let n_right = (named.clone() * present.clone()).sum_dim(2);
+    let n_both = named.sum_dim(2) + present.sum_dim(2);
+    let is_empty = n_both.clone().lower_elem(0.5).float();
+    let f1 = (n_right * 2.0 + is_empty.clone()) / (n_both + is_empty);
+    f1.mean() * 100.0
 }
 
 #[cfg(test)]
@@ -307,6 +403,7 @@ mod tests {
         Config {
             classes,
             labels: "f".into(),
+            loss: LossKind::CrossEntropy,
             head_std: 0.02,
             smoothing: 0.0,
             mixup: 0.0,
@@ -332,7 +429,26 @@ mod tests {
     /// Returns loss and accuracy of scores of `[2, 2, 3]` for images with these labels.
     fn loss_and_accuracy(scores: &[f32; 12], labels: &[Vec<SoftLabel>], smoothing: f64) -> [f32; 2] {
         let config = Config { smoothing, ..config(&["a", "b", "c"]) };
-        let method = build(&config, MultiCrop::single(16)).unwrap();
+        loss_and_gauge(&config, scores, labels, "train/accuracy")
+    }
+
+    /// Returns loss and F1 of scores of `[2, 2, 3]` for images with these labels, of which each may
+    /// have several classes.
+    fn loss_and_f1(scores: &[f32; 12], labels: &[Vec<SoftLabel>], smoothing: f64) -> [f32; 2] {
+        let loss = LossKind::BinaryCrossEntropy;
+        let config = Config { smoothing, loss, ..config(&["a", "b", "c"]) };
+        loss_and_gauge(&config, scores, labels, "train/f1")
+    }
+
+    /// Returns loss and the gauge called `gauge` of scores of `[2, 2, 3]`, by the method of
+    /// `config`.
+    fn loss_and_gauge(
+        config: &Config,
+        scores: &[f32; 12],
+        labels: &[Vec<SoftLabel>],
+        gauge: &str,
+    ) -> [f32; 2] {
+        let method = build(config, MultiCrop::single(16)).unwrap();
         let scores = Tensor::<3>::from_data(TensorData::new(scores.to_vec(), [2, 2, 3]), &Device::flex());
         let detached = [outputs(scores.clone())];
         let score = &|_: &str, x: Tensor<3>| x;
@@ -340,9 +456,9 @@ mod tests {
         let comm = Communicator::solo();
         let prepared = method.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
         let loss = prepared.micro_batch_loss(0, &outputs(scores.autodiff().require_grad()));
-        let (name, accuracy) = loss.gauges[0].clone();
-        assert_eq!(name, "train/accuracy");
-        [loss.loss.inner().into_scalar::<f32>(), accuracy.into_scalar::<f32>()]
+        let (name, value) = loss.gauges[0].clone();
+        assert_eq!(name, gauge);
+        [loss.loss.inner().into_scalar::<f32>(), value.into_scalar::<f32>()]
     }
 
     /// Three of four views have the largest score at their class; the mean of their cross-entropies
@@ -379,6 +495,36 @@ mod tests {
         assert!((f64::from(loss) - expected).abs() < 1e-6, "{loss} {expected}");
     }
 
+    /// Targets of an image with two classes, smoothed, and of one without a class; the mean of the
+    /// losses of all scores is computed by hand. The views have F1 of 1, 2/3, 1 and 0.
+    #[test]
+    fn images_may_have_several_classes_or_none() {
+        let scores: [f32; 12] = [2.0, -1.0, 3.0, -2.0, -0.5, 1.0, -1.0, -2.0, -3.0, 0.5, -1.0, -1.0];
+        let labels: [Vec<SoftLabel>; 1] = [vec![vec![(2, 1.0), (0, 1.0)], vec![]]];
+        let targets = [[0.95, 0.05, 0.95], [0.05, 0.05, 0.05]];
+        let [loss, f1] = loss_and_f1(&scores, &labels, 0.1);
+        let expected_f1 = 100.0 * (1.0 + 2.0 / 3.0 + 1.0 + 0.0) / 4.0;
+        assert!((f1 - expected_f1).abs() < 1e-4, "{f1} {expected_f1}");
+        let mut expected = 0.0;
+        for (row, target) in scores.chunks_exact(3).zip([0, 0, 1, 1].map(|image| targets[image])) {
+            for (score, share) in row.iter().zip(target) {
+                let probability = 1.0 / (1.0 + (-f64::from(*score)).exp());
+                expected -= (share * probability.ln() + (1.0 - share) * (1.0 - probability).ln()) / 12.0;
+            }
+        }
+        assert!((f64::from(loss) - expected).abs() < 1e-6, "{loss} {expected}");
+    }
+
+    /// A class that both images of a pair have is wholly there, whatever rounding adds to its
+    /// shares; others have theirs.
+    #[test]
+    fn shares_of_mixed_images_add_up() {
+        let labels: [SoftLabel; 2] =
+            [vec![(1, 0.7), (0, 0.7), (1, 0.300_000_1)], vec![(2, 0.3), (2, 0.700_000_05)]];
+        let targets = target_shares(&labels, 3, 0.0, &Device::flex());
+        assert_eq!(targets.into_data().try_to_vec::<f32>().unwrap(), [0.7, 1.0, 0.0, 0.0, 0.0, 1.0]);
+    }
+
     #[test]
     #[should_panic(expected = "an image without a label is never shown")]
     fn an_image_without_a_label_is_never_trained_on() {
@@ -412,6 +558,8 @@ mod tests {
             let reason = build(&config, views).err().unwrap();
             assert!(reason.contains(words), "{reason}");
         }
-        assert!(build(&config(&[]), single).is_ok(), "classes that are not known yet");
+        assert!(build(&config(&[]), single.clone()).is_ok(), "classes that are not known yet");
+        let alone = Config { loss: LossKind::BinaryCrossEntropy, ..config(&["a"]) };
+        assert!(build(&alone, single).is_ok(), "a class that an image has or not");
     }
 }

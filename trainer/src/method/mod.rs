@@ -30,8 +30,9 @@
 //! - Values of earlier steps, with [`BatchLoss::observed`], [`Method::after_step`] and
 //!   [`Method::state`]: `toy`.
 //! - A network of another run, with [`MethodRecipe::frozen`]: `distillation`.
-//! - Labels of images, with [`MethodRecipe::labels`], and images that are mixed in pairs, with
-//!   [`Method::mixing`]: `classification`.
+//! - Labels of images, with [`MethodRecipe::labels`], several for each with
+//!   [`MethodRecipe::is_multi_label`], and images that are mixed in pairs, with [`Method::mixing`]:
+//!   `classification`.
 
 mod barlowtwins;
 mod bounds;
@@ -366,6 +367,12 @@ pub(crate) trait MethodRecipe {
     /// the labels have been read, unless the recipe lists them.
     fn classes(&self) -> Option<&[String]> {
         None
+    }
+
+    /// Returns whether an image may have several classes, or none, if the method learns from
+    /// labels.
+    fn is_multi_label(&self) -> bool {
+        false
     }
 
     /// Returns the facts about labels that are to be recorded, if the method learns from labels.

@@ -56,6 +56,14 @@ macro_rules! methods {
                 }
             }
 
+            /// Returns whether an image may have several classes, or none, if the method learns
+            /// from labels.
+            pub fn is_multi_label(&self) -> bool {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config.is_multi_label(),)*
+                }
+            }
+
             /// Returns the facts about labels that are to be recorded, if the method learns from
             /// labels.
             pub fn labels(&mut self) -> Option<LabelFacts<'_>> {

@@ -40,6 +40,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     check_dropped(&recipe.views, &views, &networks, &recipe.model).map_err(|reason| recipe.error(reason))?;
     check_repeats(&recipe.views, &networks, all_sizes.len()).map_err(|reason| recipe.error(reason))?;
     check_trained_units(recipe, &networks).map_err(|reason| recipe.error(reason))?;
+    check_balance(recipe).map_err(|reason| recipe.error(reason))?;
     let optim = &recipe.optim;
     if !optim.batch_size.is_multiple_of(optim.stat_images()) {
         return Err(recipe.error(format!(
@@ -94,6 +95,28 @@ fn check_trained_units(recipe: &Recipe, networks: &[NetworkSpec]) -> Result<(), 
             "optim.trained_units {n_trained}: the method shows a mask token in place of patches, which is \
              part of the first of {n_units} units and would not be trained: remove optim.trained_units, or \
              use a method that masks nothing"
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that classes that are to be balanced are known, and that nothing else says how often
+/// their images are shown.
+fn check_balance(recipe: &Recipe) -> Result<(), String> {
+    let balance = recipe.data.balance;
+    if balance == 0.0 {
+        return Ok(());
+    }
+    if recipe.method.classes().is_none() {
+        return Err(format!(
+            "data.balance {balance}: {} learns without labels, so there are no classes to balance: remove \
+             it; `ocelli curate balance` weights images by their features",
+            recipe.method.title()
+        ));
+    }
+    if !recipe.data.mix.is_empty() {
+        return Err(format!(
+            "data.balance {balance}: the sources of data.mix have shares of their own: remove one of the two"
         ));
     }
     Ok(())

@@ -227,6 +227,13 @@ pub struct DataConfig {
     /// shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
+    /// How much more often images of rare classes are shown, for methods that learn from labels: 0,
+    /// the default, to show all images alike, 1 to show each class equally often, and less for a
+    /// part of that. A class is drawn in proportion to n^(1 - balance), n being the number of its
+    /// images, or the sum of their data.weights, and then an image of it. An image of several
+    /// classes is drawn for each of them.
+    #[serde(skip_serializing_if = "is_off")]
+    pub balance: f64,
     /// Number of shards whose samples are shuffled together; 16 by default.
     pub window_shards: usize,
     /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. Checked
@@ -264,6 +271,10 @@ pub struct DataConfig {
     /// the largest value of 8 or 16 bits; ImageNet's by default, for three channels. `ocelli shards
     /// stats` measures those of other images.
     pub normalization: Normalization,
+}
+
+fn is_off(balance: &f64) -> bool {
+    *balance == 0.0
 }
 
 fn is_rgb(channels: &usize) -> bool {
@@ -316,6 +327,7 @@ impl Default for DataConfig {
             shards: Vec::new(),
             mix: BTreeMap::new(),
             weights: None,
+            balance: 0.0,
             window_shards: 16,
             max_bad_rate: 0.01,
             max_pixels: rules.max_pixels,

@@ -29,6 +29,7 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
         }
         within(&format!("data.mix.{name}"), *share, f64::MIN_POSITIVE, MAX_VALUE)?;
     }
+    within("data.balance", recipe.data.balance, 0.0, 1.0)?;
     recipe.data.format().validate().map_err(|reason| format!("data.channels: {reason}"))?;
     within("data.window_shards", recipe.data.window_shards as f64, 1.0, MAX_COUNT)?;
     within("run.checkpoint_every_minutes (0 for none)", run.checkpoint_every_minutes, 0.0, MAX_VALUE)?;

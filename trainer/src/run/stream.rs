@@ -157,7 +157,7 @@ mod tests {
 
     /// Returns labels of one class for each image.
     fn labels(classes: &[u32]) -> Labels {
-        Labels::new(classes.iter().map(|class| vec![*class]))
+        Labels::new(classes.iter().map(|class| Some(vec![*class])))
     }
 
     /// Returns a method that learns from labels, with the fingerprint of `labels`, and the number

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use augment::{Decoding, Depth, Fill, FillRule};
-use networks::Origin;
+use networks::{ClassHead, Origin};
 use pipeline::words::counted;
 
 use super::format::Format;
@@ -104,9 +104,13 @@ fn fence(text: &str) -> String {
 /// Returns a sentence about what a classifier returns in `format`, and a table of the names of the
 /// classes.
 fn classes_text(format: Format, classifier: &ExportedClassifier<'_>) -> String {
-    let classes = &classifier.head.classes;
-    let is_softmax = format == Format::Onnx && classifier.applies_softmax;
-    let what = if is_softmax { "probability" } else { "score before the softmax" };
+    let ClassHead { classes, is_multi_label, .. } = classifier.head;
+    let function = if *is_multi_label { "sigmoid" } else { "softmax" };
+    let what = if format == Format::Onnx && classifier.returns_probabilities {
+        "probability".to_string()
+    } else {
+        format!("score before the {function}")
+    };
     let mut out = format!("It returns one {what} per class:\n\n| number | class |\n|---|---|\n");
     for (number, class) in classes.iter().take(MAX_CLASSES).enumerate() {
         let _ = writeln!(out, "| {number} | {} |", escaped(class));
@@ -114,6 +118,9 @@ fn classes_text(format: Format, classifier: &ExportedClassifier<'_>) -> String {
     let n_more = classes.len().saturating_sub(MAX_CLASSES);
     if n_more > 0 {
         let _ = writeln!(out, "\nThe names of {n_more} more are not listed.");
+    }
+    if *is_multi_label {
+        out.push_str("\nAn image may have several of them, or none.\n");
     }
     out.push('\n');
     out
@@ -190,7 +197,6 @@ fn decoding_in_words(decoding: Decoding) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use networks::ClassHead;
 
     use super::*;
 
@@ -237,13 +243,14 @@ mod tests {
 
     fn head(classes: Vec<String>) -> ClassHead {
         let bias = vec![0.0; classes.len()];
-        ClassHead { classes, weight: bias.clone(), bias }
+        ClassHead { classes, weight: bias.clone(), bias, is_multi_label: false }
     }
 
     #[test]
     fn names_of_classes_are_shown_as_they_are() {
         let head = head(HOSTILE.map(String::from).to_vec());
-        let text = classes_text(Format::Timm, &ExportedClassifier { head: &head, applies_softmax: false });
+        let text =
+            classes_text(Format::Timm, &ExportedClassifier { head: &head, returns_probabilities: false });
         let rows: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
         assert_eq!(rows.len(), 2 + HOSTILE.len(), "{text}");
         for (number, (row, name)) in rows[2..].iter().zip(HOSTILE).enumerate() {
@@ -256,7 +263,8 @@ mod tests {
     fn a_card_names_a_hundred_classes() {
         let classes = (0..103).map(|class| class.to_string()).collect();
         let head = head(classes);
-        let text = classes_text(Format::Onnx, &ExportedClassifier { head: &head, applies_softmax: true });
+        let text =
+            classes_text(Format::Onnx, &ExportedClassifier { head: &head, returns_probabilities: true });
         assert!(text.contains("one probability per class"), "{text}");
         assert!(text.contains("| 99 | 99 |\n\nThe names of 3 more are not listed.\n\n"), "{text}");
         assert!(!text.contains("100"), "{text}");

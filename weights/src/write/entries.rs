@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use crate::backbone::exchange_of;
 use crate::export::Export;
-use crate::metadata::{CLASSES, LICENSE, MODEL, NETWORK, NORMALIZATION, ORIGINS, POOLING, PREPROCESSING};
+use crate::metadata::{
+    CLASSES, LICENSE, MODEL, NETWORK, NORMALIZATION, ORIGINS, POOLING, PREPROCESSING, PROBABILITIES, SIGMOID,
+};
 
 /// Returns the metadata of `export`.
 pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
@@ -20,6 +22,9 @@ pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
     if let Some(classifier) = &export.classifier {
         let classes = &classifier.head.classes;
         entries.insert(CLASSES.into(), serde_json::to_string(classes).unwrap_or_default());
+        if classifier.head.is_multi_label {
+            entries.insert(PROBABILITIES.into(), SIGMOID.into());
+        }
     }
     let origins = &export.card.origins;
     if !origins.is_empty() {

@@ -91,13 +91,28 @@ pub(super) fn output_name(export: &Export<'_>) -> &'static str {
     if export.classifier.is_some() { "scores" } else { "feature" }
 }
 
-/// Returns the statements that print the shape of `feature`, or the class with the largest of
-/// `scores`, whose name the expression `names` has by its number.
+/// Returns the statements that print the shape of the tensor `feature`, or the class with the
+/// largest of `scores`, or, where an image may have several, all classes that are more likely than
+/// not. The expression `names` has the name of a class by its number.
 pub(super) fn print_output(export: &Export<'_>, names: &str) -> String {
-    match export.classifier {
+    match &export.classifier {
+        Some(classifier) if classifier.head.is_multi_label => {
+            print_likely("scores[0].sigmoid().tolist()", names)
+        }
         Some(_) => format!("print({names}[int(scores[0].argmax())])\n"),
         None => "print(feature.shape)\n".into(),
     }
+}
+
+/// Returns the statements that print the classes whose probability, in the expression
+/// `probabilities`, is above 0.5.
+fn print_likely(probabilities: &str, names: &str) -> String {
+    format!(
+        "for number, probability in enumerate({probabilities}):
+    if probability > 0.5:
+        print({names}[number], f\"{{probability:.3f}}\")
+"
+    )
 }
 
 /// Returns the same with the names of the classes, which parameters alone do not have.
@@ -193,8 +208,15 @@ fn python_list(values: &[f32]) -> String {
 /// Returns the statements that run the graph `session` on the array that the expression `pixels`
 /// is, and print the result.
 pub(super) fn run_graph(export: &Export<'_>, pixels: &str) -> String {
-    if export.classifier.is_some() {
-        let print = print_output(export, "classes");
+    if let Some(classifier) = &export.classifier {
+        // The graph returns arrays of numpy.
+        let print = if !classifier.head.is_multi_label {
+            print_output(export, "classes")
+        } else if classifier.returns_probabilities {
+            print_likely("scores[0]", "classes")
+        } else {
+            print_likely("1 / (1 + numpy.exp(-scores[0]))", "classes")
+        };
         return format!(
             "(scores,) = session.run(None, {{\"pixels\": {pixels}}})
 classes = json.loads(session.get_modelmeta().custom_metadata_map[\"{CLASSES}\"])

@@ -99,8 +99,8 @@ pub fn check(
     has_classifier: bool,
 ) -> Result<(), WeightsError> {
     let card = Card::default();
-    let head = ClassHead { classes: Vec::new(), weight: Vec::new(), bias: Vec::new() };
-    let classifier = ExportedClassifier { head: &head, applies_softmax: false };
+    let head = ClassHead { classes: Vec::new(), weight: Vec::new(), bias: Vec::new(), is_multi_label: false };
+    let classifier = ExportedClassifier { head: &head, returns_probabilities: false };
     let export = Export {
         model,
         tensors: &[],

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! pixels [B, C, H, W] f32, normalized  →  embedding [B, D]    patches [B, N, D], cells row by row
-//! of a classifier                      →  logits [B, classes], or their softmax: probabilities
+//! of a classifier                      →  logits [B, classes], or probabilities: their softmax,
+//!                                         or sigmoids if an image may have several classes
 //! ```
 //!
 //! B is free, and so are H and W, except in a transformer, whose position embedding is made for the
@@ -42,8 +43,12 @@ pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
     let graph = match &export.classifier {
         Some(classifier) => {
             let mut scores = add_classifier(&mut graph, &outputs.embedding)?;
-            if classifier.applies_softmax {
-                scores = graph.node("Softmax", &[&scores], &[Setting::Int("axis", -1)]);
+            if classifier.returns_probabilities {
+                scores = if classifier.head.is_multi_label {
+                    graph.node("Sigmoid", &[&scores], &[])
+                } else {
+                    graph.node("Softmax", &[&scores], &[Setting::Int("axis", -1)])
+                };
             }
             let name = scores_name(classifier);
             graph.finish_classifier(&scores, name, channels, side, classifier.head.classes.len())
@@ -71,7 +76,7 @@ pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
 
 /// Returns the name of a graph's output with the scores of the classes.
 fn scores_name(classifier: &ExportedClassifier<'_>) -> &'static str {
-    if classifier.applies_softmax { "probabilities" } else { "logits" }
+    if classifier.returns_probabilities { "probabilities" } else { "logits" }
 }
 
 /// Checks that the network of `export` has a graph in f32, whatever its weights are.

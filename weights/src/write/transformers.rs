@@ -26,7 +26,9 @@ pub(super) fn config(export: &Export<'_>) -> Result<Value, String> {
     config["architectures"] = json!([model.architecture]);
     config["id2label"] = Value::Object(names);
     config["label2id"] = Value::Object(numbers);
-    config["problem_type"] = json!("single_label_classification");
+    let is_multi_label = classifier.head.is_multi_label;
+    let kind = if is_multi_label { "multi_label_classification" } else { "single_label_classification" };
+    config["problem_type"] = json!(kind);
     Ok(config)
 }
 
