@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::messages::check_message;
+use crate::messages::{check_message, lines_with};
 use crate::support::{World, fails, ok};
 
 /// First stage, small.
@@ -184,7 +184,7 @@ fn heads_that_do_not_fit_are_refused() {
     assert_refused(&world, "gram_at_once", FIRST, &at_once);
 }
 
-/// A run without masks refuses a setting of masked training, and it cannot be the teacher of a run
+/// A run without masks warns of a setting of masked training, and it cannot be the teacher of a run
 /// with masked patches.
 #[test]
 fn runs_without_masks_cannot_teach_masked_patches() {
@@ -194,11 +194,29 @@ fn runs_without_masks_cannot_teach_masked_patches() {
     let method = "name = 'dino'\nprototypes = 16\nhead_hidden = 16\nhead_bottleneck = 8\nteacher_temp = [0.04, 0.07]\n\
                   teacher_temp_warmup = { steps = 2 }\nfreeze_last_layer = { steps = 0 }\n";
     let dino = format!("{model}[method]\n{method}[views]{views}");
-    let output = pretrain(&world, &dino, "dino", &[]);
-    check_message("stages::runs_without_masks_cannot_teach_masked_patches.student", &fails(&output, 2));
-    ok(&pretrain(&world, &dino, "dino", &["--set", "model.local_class_norm=false"]));
-    let output = pretrain(&world, &student(&world.text("dino")), "b", &[]);
+    let stderr = ok(&pretrain(&world, &dino, "dino", &[]));
+    let warning = lines_with(&stderr, "has no effect");
+    check_message("stages::runs_without_masks_cannot_teach_masked_patches.student", &warning);
+    let plain = ok(&pretrain(&world, &dino, "plain", &["--set", "model.local_class_norm=false"]));
+    assert!(!plain.contains("has no effect"), "{plain}");
+    assert_eq!(logged(&world, "plain", "train/loss"), logged(&world, "dino", "train/loss"));
+    let output = pretrain(&world, &student(&world.text("plain")), "b", &[]);
     check_message("stages::runs_without_masks_cannot_teach_masked_patches.teacher", &fails(&output, 2));
+}
+
+/// A run whose views have one size, and whose backbone has a setting that needs smaller ones, is
+/// resumed: earlier versions began such runs without a word.
+#[test]
+fn a_run_with_a_setting_without_effect_is_resumed() {
+    let world = World::new(24);
+    let one_size = ["--set", "views.n_local=0"];
+    let stderr = ok(&pretrain(&world, FIRST, "whole", &one_size));
+    let warning = lines_with(&stderr, "has no effect");
+    check_message("stages::a_run_with_a_setting_without_effect_is_resumed", &warning);
+    let killed = [&one_size[..], &["--inject-fault", "kill:step=6"]].concat();
+    assert!(!pretrain(&world, FIRST, "parts", &killed).status.success());
+    ok(&pretrain(&world, FIRST, "parts", &one_size));
+    assert_eq!(logged(&world, "parts", "train/loss"), logged(&world, "whole", "train/loss"));
 }
 
 /// A recipe with `init.heads` whose run is given by a flag can be resumed without the flag, and

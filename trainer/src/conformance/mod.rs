@@ -17,6 +17,7 @@ use networks::backbone::ModelConfig;
 
 use crate::bench::noise::noise_batch;
 use crate::method::MethodConfig;
+use crate::method::check::idle_setting_of_masks;
 use crate::{Plan, Recipe};
 
 /// Number of images in a global batch.
@@ -48,18 +49,17 @@ workers = 1
 "#;
 
 /// Parts of the errors for pairs of a backbone and a method that cannot be combined: masks need a
-/// backbone with tokens, some settings need masks, the network that a method brings must take
-/// images with as many channels and have patches of the same size, and a mask token must be
-/// trained.
-const DO_NOT_FIT: [&str; 5] = [
+/// backbone with tokens, the network that a method brings must take images with as many channels
+/// and have patches of the same size, and a mask token must be trained.
+const DO_NOT_FIT: [&str; 4] = [
     "no tokens to mask",
-    "only where patches are masked",
     "both see the same views",
     "masked patches are compared one by one",
     "shows a mask token",
 ];
 
-/// Returns the resolved plans of all pairs of a backbone and a method, with `overrides`.
+/// Returns the resolved plans of all pairs of a backbone and a method, with `overrides`. Pairs in
+/// which a setting has no effect are left out: its parameters would never be trained.
 pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
     let base = Recipe::parse(BASE, "conformance", &overrides).unwrap();
@@ -88,8 +88,12 @@ pub(crate) fn plans(overrides: &[&str]) -> Vec<Plan> {
             match crate::resolve(recipe, 100) {
                 Err(error) if DO_NOT_FIT.iter().any(|reason| error.to_string().contains(reason)) => {}
                 plan => {
-                    lacks_masks = false;
-                    plans.push(plan.unwrap());
+                    let plan = plan.unwrap();
+                    let networks = plan.method().unwrap().networks();
+                    if idle_setting_of_masks(&networks, &plan.recipe.model).is_none() {
+                        lacks_masks = false;
+                        plans.push(plan);
+                    }
                 }
             }
         }

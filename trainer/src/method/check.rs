@@ -22,8 +22,7 @@ pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), Stri
     check_views(&networks, method.views().groups().len(), method.masks())
 }
 
-/// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them, and
-/// has a setting for masks only if one does that also sees smaller views.
+/// Checks that `model`, the recipe's backbone, supports masks if one of `networks` needs them.
 ///
 /// # Errors
 /// A message with the key and the reason.
@@ -35,19 +34,27 @@ pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> 
                     transformer, or a method that masks nothing, such as lejepa or dino"
             .into());
     }
-    let Some(key) = model.setting_of_masks() else { return Ok(()) };
+    Ok(())
+}
+
+/// Returns a warning if `model`, the recipe's backbone, has a setting for masks without effect: none
+/// of `networks` takes masks and also sees smaller views. It is no error, because runs that began
+/// with such a setting must be resumed with it.
+pub(crate) fn idle_setting_of_masks(networks: &[NetworkSpec], model: &ModelConfig) -> Option<String> {
+    let key = model.setting_of_masks()?;
     if networks.iter().all(|network| !network.takes_masks) {
-        return Err(format!(
-            "{key} takes effect only where patches are masked, but the method masks none: set {key}=false"
+        return Some(format!(
+            "{key} has no effect: it needs masked patches, and the method masks none (a new run can have \
+             {key}=false)"
         ));
     }
     if networks.iter().all(|network| !network.takes_masks || network.sees.len() < 2) {
-        return Err(format!(
-            "{key} takes effect only where patches are masked and there are smaller views, but the method \
-             sees views of one size: set {key}=false"
+        return Some(format!(
+            "{key} has no effect: it needs smaller views beside those with masked patches, and the method \
+             sees views of one size (a new run can have {key}=false)"
         ));
     }
-    Ok(())
+    None
 }
 
 /// Checks that one network is trained, that it outputs no levels, that names are unique, and that
@@ -343,11 +350,17 @@ mod tests {
     fn a_setting_of_masks_needs_masks_and_smaller_views() {
         let examples = ModelConfig::examples();
         let model = examples.iter().find(|model| model.setting_of_masks().is_some()).unwrap();
-        assert_refused(check_masks_fit(&[trained()], model), "the method masks none");
+        let warning = idle_setting_of_masks(&[trained()], model).unwrap();
+        assert!(warning.contains("the method masks none"), "{warning}");
         let one_size = NetworkSpec { takes_masks: true, ..trained() };
-        assert_refused(check_masks_fit(&[one_size], model), "sees views of one size");
+        // A run that began with it can be resumed.
+        assert_eq!(check_masks_fit(std::slice::from_ref(&one_size), model), Ok(()));
+        let warning = idle_setting_of_masks(&[one_size], model).unwrap();
+        assert!(warning.contains("sees views of one size"), "{warning}");
         let two_sizes = NetworkSpec { takes_masks: true, ..NetworkSpec::trained("student", Vec::new(), 2) };
-        assert_eq!(check_masks_fit(&[two_sizes], model), Ok(()));
+        assert_eq!(idle_setting_of_masks(&[two_sizes], model), None);
+        let plain = examples.iter().find(|model| model.setting_of_masks().is_none()).unwrap();
+        assert_eq!(idle_setting_of_masks(&[trained()], plain), None);
     }
 
     #[test]

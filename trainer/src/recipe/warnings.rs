@@ -4,11 +4,12 @@ use pipeline::words::{counted, thousands};
 
 use super::lengths::lengths;
 use super::plan::Plan;
+use crate::method::check::idle_setting_of_masks;
 use crate::method::network::UpdateRule;
 use crate::schedule::RunLength;
 
 /// Returns warnings about `plan`: lengths beyond the end of the run, batches larger than the data
-/// set, rates near zero, random weights that are not trained.
+/// set, rates near zero, random weights that are not trained, settings without effect.
 pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     let length = RunLength {
         n_samples: plan.n_samples,
@@ -43,6 +44,10 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
         ));
     }
     warnings.extend(untrained_weights(plan));
+    // A plan that can be run has a method.
+    if let Ok(method) = plan.method() {
+        warnings.extend(idle_setting_of_masks(&method.networks(), &plan.recipe.model));
+    }
     warnings
 }
 
