@@ -7,6 +7,9 @@ use std::path::Path;
 /// Number of bytes at the beginning of a file by which its format is recognized.
 pub const START_BYTES: usize = 512;
 
+/// First bytes of a PNG file.
+pub const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
+
 /// Format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileFormat {
@@ -52,7 +55,7 @@ struct Signature {
 
 const SIGNATURES: [Signature; 24] = [
     signature(b"\xff\xd8\xff", "a JPEG image", FileKind::Image),
-    signature(b"\x89PNG\r\n\x1a\n", "a PNG image", FileKind::Image),
+    signature(PNG, "a PNG image", FileKind::Image),
     signature(b"GIF8", "a GIF image", FileKind::Image),
     signature(b"II*\0", "a TIFF image", FileKind::Image),
     signature(b"MM\0*", "a TIFF image", FileKind::Image),

@@ -9,6 +9,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod data_url;
 pub(crate) mod error;
 pub(crate) mod gallery;
 pub(crate) mod map;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use eval::{ClassifiedImage, ImageSet, Table};
 use pipeline::Dataset;
 use report::ReportError;
-use report::picture::workdir::{add_to_events, draw_neighbors, draw_views, draw_worst};
+use report::picture::workdir::{add_to_events, draw_neighbors, draw_views, draw_worst, worst_name};
 use trainer::Plan;
 
 use crate::console::say;
@@ -33,7 +33,7 @@ pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, s
 /// steps.
 pub(crate) fn worst(workdir: &Path, images: &ImageSet, worst: &[ClassifiedImage], step: u64) {
     print_result("images with the largest losses", draw_worst(workdir, images, worst));
-    add_to_events(workdir, "worst", step);
+    add_to_events(workdir, &worst_name(&images.name), step);
 }
 
 /// Prints the path of a picture, or the error.

@@ -290,7 +290,8 @@ fn calibration_and_worst_images_are_recorded_and_shown() {
         assert!((33.0..=100.0).contains(&image["probability"].as_f64().unwrap()), "{image}");
         assert!(image["key"].is_string() && image["shard"].is_string(), "{image}");
     }
-    let picture = image::open(world.path("run/worst.png")).unwrap();
+    let drawn = fs::read(world.path("run/worst-sets-val.png")).unwrap();
+    let picture = image::load_from_memory(&drawn).unwrap();
     assert!(picture.width() >= 8 * 116 && picture.height() >= 3 * 116);
 
     let path = world.text("run/report.html");
@@ -305,13 +306,27 @@ fn calibration_and_worst_images_are_recorded_and_shown() {
         assert_eq!((&image["key"], &image["class"]), (&expected["key"], &expected["class"]));
     }
     assert!((classifier["calibration"]["ece"].as_f64().unwrap() - ece).abs() < 1e-9, "{classifier}");
-    assert!(run["worst_picture"].as_str().unwrap().starts_with("data:image/png;base64,"));
+    let embedded = classifier["worst_picture"].as_str().unwrap();
+    let encoded = embedded.strip_prefix("data:image/png;base64,").unwrap();
+    assert_eq!(encoded.len(), 4 * drawn.len().div_ceil(3), "the picture of this set");
     // Left out if there is no browser.
     if let Some(browser) = browser() {
         let copy = world.text("copy.html");
         fs::copy(&path, &copy).unwrap();
         check_page(browser, &copy, 1, 0);
     }
+
+    // Scored on another set, the run has a picture of each, which is shown with its own list.
+    ok(&finetune_on(&world, "alone.toml", ["sets/train", "sets/train"], "run", &[]));
+    assert!(fs::read(world.path("run/worst-sets-val.png")).unwrap() == drawn, "another picture");
+    assert!(world.path("run/worst-sets-train.png").exists());
+    let data = page_data(&fs::read_to_string(&path).unwrap());
+    let classifiers = data["runs"][0]["classifiers"].as_array().unwrap();
+    let sets: Vec<&str> = classifiers.iter().map(|of| of["kind"]["set"].as_str().unwrap()).collect();
+    assert_eq!(sets, ["sets/train", "sets/val"]);
+    assert_eq!(classifiers[1]["worst_picture"], embedded);
+    assert!(classifiers[0]["worst_picture"].is_string());
+    assert_ne!(classifiers[0]["worst_picture"], classifiers[1]["worst_picture"]);
 }
 
 /// Killed in its seventh step, a run resumes from the checkpoint of the fourth, with the same

@@ -8,7 +8,7 @@ use super::Gallery;
 use super::sheet::Sheet;
 use super::tile::Tile;
 use crate::ReportError;
-use crate::picture::tiles::{self, sheet};
+use crate::picture::tiles::{self, GREEN, RED, sheet};
 
 /// Side of a tile in pixels.
 const TILE_PX: u32 = 112;
@@ -62,21 +62,17 @@ fn draw_sheet(path: &Path, shown: &Sheet, legend: &str) -> Result<Option<PathBuf
         }
         return Ok(None);
     }
-    let mut lines: Vec<Vec<DrawnTile>> = Vec::new();
+    let mut lines: Vec<Vec<tiles::Tile>> = Vec::new();
     for rows in shown.rows.chunks((N_COLUMNS / longest).max(1)) {
         let mut line = Vec::new();
         for row in rows {
             for (column, tile) in row.iter().enumerate() {
-                line.push(DrawnTile::new(tile, heading(shown, column)));
+                line.push(drawn_tile(tile, heading(shown, column)));
             }
         }
         lines.push(line);
     }
-    let mut rows: Vec<Vec<tiles::Tile<'_>>> = Vec::with_capacity(lines.len());
-    for line in &lines {
-        rows.push(line.iter().map(DrawnTile::as_tile).collect());
-    }
-    sheet(path, &rows, TILE_PX, legend)?;
+    sheet(path, &lines, TILE_PX, legend)?;
     Ok(Some(path.to_path_buf()))
 }
 
@@ -85,32 +81,19 @@ fn heading(shown: &Sheet, column: usize) -> Option<&String> {
     if column > 0 && shown.headings.len() > 2 { shown.headings.get(column) } else { None }
 }
 
-/// A tile with the planes of its pixels.
-struct DrawnTile {
-    planes: Vec<u8>,
-    size_px: usize,
-    frame: Option<[u8; 3]>,
-    caption: [String; 1],
-}
-
-impl DrawnTile {
-    /// Converts a tile, whose picture is square, with `heading` as its caption if there is one.
-    fn new(tile: &Tile, heading: Option<&String>) -> Self {
-        let frame = match tile.mark {
-            Some("same") => Some([40, 160, 70]),
-            Some(_) => Some([200, 50, 50]),
-            None => None,
-        };
-        Self {
-            planes: planes(&tile.pixels),
-            size_px: tile.pixels.width() as usize,
-            frame,
-            caption: [heading.unwrap_or(&tile.caption).clone()],
-        }
-    }
-
-    fn as_tile(&self) -> tiles::Tile<'_> {
-        tiles::Tile { planes: &self.planes, size_px: self.size_px, frame: self.frame, caption: &self.caption }
+/// Returns a tile, whose picture is square, as it is drawn, with `heading` as its caption if there
+/// is one.
+fn drawn_tile(tile: &Tile, heading: Option<&String>) -> tiles::Tile {
+    let frame = match tile.mark {
+        Some("same") => Some(GREEN),
+        Some(_) => Some(RED),
+        None => None,
+    };
+    tiles::Tile {
+        planes: planes(&tile.pixels),
+        size_px: tile.pixels.width() as usize,
+        frame,
+        caption: vec![heading.unwrap_or(&tile.caption).clone()],
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::io::Cursor;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use image::codecs::jpeg::JpegEncoder;
 use image::imageops::{FilterType, resize};
 use image::{ImageFormat, RgbImage};
 use serde::Serialize;
 
 use crate::ReportError;
+use crate::data_url::data_url;
 
 /// Largest side in pixels; larger pictures are shrunk.
 const MAX_PX: u32 = 160;
@@ -76,13 +75,16 @@ impl Tile {
             ("png", pixels.write_to(&mut bytes, ImageFormat::Png))
         };
         encoded.map_err(|error| ReportError::Encode(error.to_string()))?;
-        let src = format!("data:image/{kind};base64,{}", STANDARD.encode(bytes.into_inner()));
+        let src = data_url(kind, bytes.get_ref());
         Ok(Self { src, caption, mark: None, pixels })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine;
+    use base64::engine::general_purpose::STANDARD;
+
     use super::*;
 
     fn decoded(tile: &Tile) -> RgbImage {

@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
+use eval::{F1, MEAN_AVERAGE_PRECISION, TOP_1};
 use pipeline::Dataset;
+use pipeline::magic::PNG;
 use serde_json::{Value, json};
 
 use crate::ReportError;
+use crate::data_url::data_url;
 use crate::gallery::{Gallery, quarantine};
-use crate::picture::workdir::WORST;
+use crate::picture::workdir::{picture_path, worst_name};
 use crate::run::Run;
 use crate::run::metrics::downsample;
 use crate::run::overview::Overview;
@@ -28,9 +29,6 @@ const MAX_POINTS: usize = 2000;
 
 /// Limit of the length of a picture of a run's folder that is embedded.
 const MAX_PICTURE_BYTES: u64 = 16 << 20;
-
-/// Beginning of a PNG file.
-const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 
 /// A run with its pictures and its shards.
 pub struct Report {
@@ -68,6 +66,9 @@ fn html(reports: &[Report], made_at_s: u64) -> String {
     let data = json!({
         "made_at_s": made_at_s,
         "version": env!("CARGO_PKG_VERSION"),
+        "classifier_metric": TOP_1,
+        "multi_label_metric": MEAN_AVERAGE_PRECISION,
+        "f1_metric": F1,
         "runs": runs,
         "settings": differing_settings(reports),
     });
@@ -98,8 +99,6 @@ fn run_data(report: &Report, name: String) -> Value {
         .map(|(kind, points)| json!({ "kind": kind, "points": points }))
         .collect();
     let recipe = &run.status.plan.recipe;
-    let classifiers = &run.evaluations.classifiers;
-    let worst_picture = if classifiers.is_empty() { None } else { embedded_png(&run.workdir.join(WORST)) };
     json!({
         "overview": Overview { name, ..Overview::from_run(run) },
         "workdir": run.workdir.display().to_string(),
@@ -111,14 +110,25 @@ fn run_data(report: &Report, name: String) -> Value {
         "series": series,
         "scores": scores,
         "confusions": run.evaluations.confusions,
-        "classifiers": classifiers,
-        "worst_picture": worst_picture,
+        "classifiers": classifiers(run),
         "warnings": run.warnings,
         "bad": quarantine::shown_samples(&run.bad, dataset.as_deref(), &folder),
         "n_bad": run.bad.len(),
         "gallery": gallery,
         "no_gallery": no_gallery,
     })
+}
+
+/// Returns the results of the classifier of `run`, each with the picture of its worst images.
+fn classifiers(run: &Run) -> Vec<Value> {
+    let mut results = Vec::with_capacity(run.evaluations.classifiers.len());
+    for classifier in &run.evaluations.classifiers {
+        let mut result = json!(classifier);
+        let path = picture_path(&run.workdir, &worst_name(&classifier.kind.set));
+        result["worst_picture"] = json!(embedded_png(&path));
+        results.push(result);
+    }
+    results
 }
 
 /// Returns the PNG file at `path` as a `data:` URL; `None` if there is none, or if it is too large.
@@ -128,7 +138,7 @@ fn embedded_png(path: &Path) -> Option<String> {
         return None;
     }
     let bytes = std::fs::read(path).ok()?;
-    bytes.starts_with(PNG).then(|| format!("data:image/png;base64,{}", STANDARD.encode(bytes)))
+    bytes.starts_with(PNG).then(|| data_url("png", &bytes))
 }
 
 /// Returns the shortest suffixes of `paths` that distinguish them.
@@ -213,7 +223,7 @@ mod tests {
     #[test]
     fn only_png_files_are_embedded() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(WORST);
+        let path = folder.path().join("worst-val.png");
         assert_eq!(embedded_png(&path), None);
         std::fs::write(&path, "<b>text</b>").unwrap();
         assert_eq!(embedded_png(&path), None);

@@ -109,7 +109,8 @@ function scores() {
   for (const run of runs) for (const { kind } of run.scores) if (!kinds.some((other) => sameKind(other, kind))) kinds.push(kind);
   if (kinds.length === 0) return [];
   // The score of a run's own classifier comes first.
-  const others = (kind) => Number(!["top1", "mAP", "F1"].includes(kind.metric));
+  const own = [data.classifier_metric, data.multi_label_metric, data.f1_metric];
+  const others = (kind) => Number(!own.includes(kind.metric));
   kinds.sort((a, b) => others(a) - others(b) || a.set.localeCompare(b.set) || a.metric.localeCompare(b.metric, "en", { numeric: true }));
   const of = (run, kind) => (run.scores.find((score) => sameKind(score.kind, kind)) || { points: [] }).points;
   const moving = kinds.filter((kind) => runs.some((run) => of(run, kind).length > 1));
@@ -173,7 +174,8 @@ function confusions(run) {
   choice.addEventListener("change", show);
   // The score of the run's own classifier, or else the one that is usually quoted.
   const find = (metric) => run.confusions.findIndex((c) => c.kind.metric === metric);
-  choice.value = Math.max(0, find("top1") >= 0 ? find("top1") : find("knn_20"));
+  const own = find(data.classifier_metric);
+  choice.value = Math.max(0, own >= 0 ? own : find("knn_20"));
   show();
   return [choice, place];
 }
@@ -182,7 +184,7 @@ const setAndStep = (of) => `${of.kind.set}, step ${of.step.toLocaleString("en")}
 const percent = (value) => `${value.toFixed(1)} %`;
 
 // Whether an image may have several of the classes of a classifier.
-const hasSeveral = (of) => of.kind.metric === "mAP";
+const hasSeveral = (of) => of.kind.metric === data.multi_label_metric;
 
 // The share of right predictions in each bin of probabilities, as bars; a dot is at the mean probability of a bin, and on the
 // line where the two are equal.
@@ -219,7 +221,8 @@ function reliability(of) {
 function calibrations(run) {
   const shown = run.classifiers.filter((of) => of.calibration.bins.some((bin) => bin.n > 0));
   if (shown.length === 0) return null;
-  return [el("p", { class: "note" }, "How often the classifier is right when it gives its prediction a certain probability: on the line, it is as sure as it should be; below the line, too sure. The error is the expected calibration error, the mean distance from the line over all images (Guo et al. 2017, 15 bins). The darker a bar, the more images it has."),
+  const nBins = [...new Set(shown.map((of) => of.calibration.bins.length))].join(" or ");
+  return [el("p", { class: "note" }, `How often the classifier is right when it gives its prediction a certain probability: on the line, it is as sure as it should be; below the line, too sure. The error is the expected calibration error, the mean distance from the line over all images (Guo et al. 2017, ${nBins} bins). The darker a bar, the more images it has.`),
     shown.some(hasSeveral) ? el("p", { class: "note" }, "Where an image may have several classes, a prediction is that it has a certain class, and every class of every image counts.") : null,
     el("div", { class: "charts" }, ...shown.map(reliability))];
 }
@@ -238,11 +241,11 @@ function worstImages(run) {
   const words = (text) => el("div", { class: "words" }, text);
   const list = (of) => {
     const rows = of.worst.map((image) => [words(image.key), words(image.class), words(image.predicted), image.probability.toFixed(1), image.loss.toFixed(3), words(image.shard || "–")]);
-    return el("details", {}, el("summary", {}, `${setAndStep(of)}: ${of.worst.length.toLocaleString("en")} images`),
-      table(["image", "class", "predicted", "its probability in %", "loss", "shard"], rows, [3, 4]));
+    const picture = of.worst_picture ? el("div", { class: "scroll" }, el("img", { src: of.worst_picture, alt: `images of ${of.kind.set} with the largest loss` })) : null;
+    return [picture, el("details", {}, el("summary", {}, `${setAndStep(of)}: ${of.worst.length.toLocaleString("en")} images`),
+      table(["image", "class", "predicted", "its probability in %", "loss", "shard"], rows, [3, 4]))];
   };
-  const picture = run.worst_picture ? el("div", { class: "scroll" }, el("img", { src: run.worst_picture, alt: "images with the largest loss" })) : null;
-  return [el("p", { class: "note" }, "The images of the test set on which the classifier has the largest loss, the largest first. Wrong labels are often among them."), picture, ...shown.map(list)];
+  return [el("p", { class: "note" }, "The images of the test set on which the classifier has the largest loss, the largest first. Wrong labels are often among them."), ...shown.map(list)];
 }
 
 const gallery = (name, note, legend) => perRun((run) => {

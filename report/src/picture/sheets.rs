@@ -1,6 +1,5 @@
 //! Sheets of images: views, thumbnails, nearest neighbors, classified images, groups of copies.
 
-use std::borrow::Cow;
 use std::path::Path;
 
 use augment::image::picture_of_view;
@@ -10,7 +9,7 @@ use augment::{
 use eval::{ClassifiedImage, EvalError, FeatureSet, ImageSet, class_names, neighbors};
 use pipeline::{Dataset, Sample, SampleId};
 
-use super::tiles::{Tile, caption_lines, sheet};
+use super::tiles::{GREEN, RED, Tile, caption_lines, sheet};
 use crate::ReportError;
 
 /// Number of columns of a sheet of thumbnails.
@@ -32,40 +31,30 @@ pub fn contact_sheet(
     count: u64,
 ) -> Result<(), ReportError> {
     let mut maker = ViewMaker::default();
-    let mut made = Vec::new();
+    let groups = multicrop.groups();
+    let mut rows = Vec::new();
     for id in spread(dataset, count) {
         let Some(sample) = readable(dataset, SampleId(id))? else { continue };
         let key = SampleKey { seed, epoch: 0, sample: id, attempt: 0 };
         // A damaged image has no views to show; the run that follows reports it.
         let Ok(image) = Image::decode(&sample.image.files(), rules) else { continue };
         let Ok(views) = maker.make(&image, multicrop, key) else { continue };
-        made.push(views);
+        rows.push(view_tiles(&views, &groups, rules.format));
     }
-    let groups = multicrop.groups();
-    let pictures: Vec<Vec<(Cow<'_, [u8]>, u32)>> =
-        made.iter().map(|views| view_pictures(views, &groups, rules.format)).collect();
-    let rows: Vec<Vec<Tile<'_>>> = pictures.iter().map(|row| row.iter().map(view_tile).collect()).collect();
     sheet(path, &rows, TILE_PX.max(groups.first().map_or(0, |g| g.size_px.min(128))), "")
 }
 
-/// Returns a picture of each view, with the side of the view.
-fn view_pictures<'a>(
-    views: &'a Views,
-    groups: &[GroupSpec],
-    format: PixelFormat,
-) -> Vec<(Cow<'a, [u8]>, u32)> {
-    let mut pictures = Vec::new();
+/// Returns a tile for each view.
+fn view_tiles(views: &Views, groups: &[GroupSpec], format: PixelFormat) -> Vec<Tile> {
+    let mut tiles = Vec::new();
     for (bytes, GroupSpec { size_px, .. }) in views.groups.iter().zip(groups) {
         let len = format.bytes_per_pixel() * (size_px * size_px) as usize;
         for view in bytes.chunks_exact(len) {
-            pictures.push((picture_of_view(view, format, *size_px), *size_px));
+            let planes = picture_of_view(view, format, *size_px).into_owned();
+            tiles.push(Tile { planes, size_px: *size_px as usize, frame: None, caption: Vec::new() });
         }
     }
-    pictures
-}
-
-fn view_tile<'a>((planes, size_px): &'a (Cow<'_, [u8]>, u32)) -> Tile<'a> {
-    Tile { planes, size_px: *size_px as usize, frame: None, caption: &[] }
+    tiles
 }
 
 /// Draws `images` after their transform, each with its key and, if it has one, its class as `named`
@@ -74,7 +63,8 @@ fn view_tile<'a>((planes, size_px): &'a (Cow<'_, [u8]>, u32)) -> Tile<'a> {
 /// # Errors
 /// [`ReportError::Eval`] or [`ReportError::Picture`].
 pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String) -> Result<(), ReportError> {
-    let mut made: Vec<(Vec<u8>, Vec<String>)> = Vec::new();
+    let size_px = images.transform.size_px;
+    let mut rows: Vec<Vec<Tile>> = Vec::new();
     for i in 0..images.len() {
         let planes = match images.picture(i) {
             Ok(Some(planes)) => planes,
@@ -84,18 +74,19 @@ pub fn thumbnails(path: &Path, images: &ImageSet, named: impl Fn(&str) -> String
         };
         let (_, key) = images.describe(i);
         let class = images.label(i).map(|label| named(&images.classes()[label as usize]));
-        made.push((planes, Vec::from_iter(std::iter::once(key).chain(class))));
-    }
-    let size_px = images.transform.size_px;
-    let mut rows: Vec<Vec<Tile<'_>>> = Vec::with_capacity(made.len().div_ceil(SHEET_COLUMNS));
-    for row in made.chunks(SHEET_COLUMNS) {
-        let mut tiles = Vec::with_capacity(row.len());
-        for (planes, caption) in row {
-            tiles.push(Tile { planes, size_px: size_px as usize, frame: None, caption });
-        }
-        rows.push(tiles);
+        let mut caption = vec![key];
+        caption.extend(class);
+        push(&mut rows, SHEET_COLUMNS, Tile { planes, size_px: size_px as usize, frame: None, caption });
     }
     sheet(path, &rows, size_px, "")
+}
+
+/// Adds a tile to the last of `rows`, or to a new one if that has `n_columns` tiles.
+fn push(rows: &mut Vec<Vec<Tile>>, n_columns: usize, tile: Tile) {
+    match rows.last_mut() {
+        Some(row) if row.len() < n_columns => row.push(tile),
+        _ => rows.push(vec![tile]),
+    }
 }
 
 /// Reads a sample; `None` if the sample itself is bad.
@@ -139,33 +130,25 @@ pub fn neighbor_sheet(
     let shown = all.columns(columns).select((0..all.len()).step_by(every).take(N_QUERIES));
     let nearest = neighbors(&rows, &shown, N_NEIGHBORS + usize::from(among_themselves), false);
     let mut has_frames = false;
-    let mut made = Vec::with_capacity(nearest.len());
+    let mut drawn = Vec::with_capacity(nearest.len());
     for (row, near) in nearest.iter().enumerate() {
         let query = shown.image(row);
-        let mut tiles = vec![(picture_or_black(query_images, query), query_images.transform.size_px, None)];
+        let mut tiles = vec![image_tile(query_images, query, None, Vec::new())];
         let near = near.iter().map(|(i, _)| rows.image(*i as usize));
         // Without queries, each image is its own nearest neighbor.
         for image in near.filter(|image| !among_themselves || *image != query).take(N_NEIGHBORS) {
             let frame = match (query_images.label(query), images.label(image)) {
-                (Some(a), Some(b)) => Some(if a == b { [40, 160, 70] } else { [200, 50, 50] }),
+                (Some(a), Some(b)) => Some(if a == b { GREEN } else { RED }),
                 _ => None,
             };
             has_frames |= frame.is_some();
-            tiles.push((picture_or_black(images, image), images.transform.size_px, frame));
+            tiles.push(image_tile(images, image, frame, Vec::new()));
         }
-        made.push(tiles);
-    }
-    let mut rows: Vec<Vec<Tile<'_>>> = Vec::with_capacity(made.len());
-    for row in &made {
-        let mut tiles = Vec::with_capacity(row.len());
-        for (planes, size_px, frame) in row {
-            tiles.push(Tile { planes, size_px: *size_px as usize, frame: *frame, caption: &[] });
-        }
-        rows.push(tiles);
+        drawn.push(tiles);
     }
     let query = if among_themselves { "image" } else { "held-out image" };
     let frames = if has_frames { "; green frame: same class, red: another" } else { "" };
-    sheet(path, &rows, TILE_PX, &format!("left: {query}; right: its nearest neighbors{frames}"))
+    sheet(path, &drawn, TILE_PX, &format!("left: {query}; right: its nearest neighbors{frames}"))
 }
 
 /// Number of columns of a sheet of classified images.
@@ -186,25 +169,16 @@ pub fn classified_sheet(
     classified: &[ClassifiedImage],
 ) -> Result<(), ReportError> {
     let classes = images.classes();
-    let mut made: Vec<(Vec<u8>, [u8; 3], [String; 3])> = Vec::with_capacity(classified.len());
+    let mut rows = Vec::new();
     for image in classified {
         let (_, key) = images.describe(image.image);
         let mut predicted = class_names(&image.predicted, classes);
         if image.predicted.len() == 1 {
             predicted += &format!(" {:.0} %", image.probability);
         }
-        let caption = [key, class_names(&image.labels, classes), predicted];
-        let frame = if image.is_right() { [40, 160, 70] } else { [200, 50, 50] };
-        made.push((picture_or_black(images, image.image), frame, caption));
-    }
-    let size_px = images.transform.size_px as usize;
-    let mut rows: Vec<Vec<Tile<'_>>> = Vec::new();
-    for row in made.chunks(CLASSIFIED_COLUMNS) {
-        let mut tiles = Vec::with_capacity(row.len());
-        for (planes, frame, caption) in row {
-            tiles.push(Tile { planes, size_px, frame: Some(*frame), caption });
-        }
-        rows.push(tiles);
+        let caption = vec![key, class_names(&image.labels, classes), predicted];
+        let frame = if image.is_right() { GREEN } else { RED };
+        push(&mut rows, CLASSIFIED_COLUMNS, image_tile(images, image.image, Some(frame), caption));
     }
     let legend = format!(
         "{}, largest loss first; below each: key, class, predicted class with its probability; red: wrong",
@@ -213,11 +187,13 @@ pub fn classified_sheet(
     sheet(path, &rows, CLASSIFIED_PX, &legend)
 }
 
-/// Returns the picture of an image whose features exist; if it cannot be decoded now, a black tile
-/// is all that is lost.
-fn picture_or_black(images: &ImageSet, image: usize) -> Vec<u8> {
+/// Returns the tile of an image whose features exist; if it cannot be decoded now, a black tile is
+/// all that is lost.
+fn image_tile(images: &ImageSet, image: usize, frame: Option<[u8; 3]>, caption: Vec<String>) -> Tile {
     let size_px = images.transform.size_px as usize;
-    images.picture(image).ok().flatten().unwrap_or_else(|| vec![0; 3 * size_px * size_px])
+    let picture = images.picture(image).ok().flatten();
+    let planes = picture.unwrap_or_else(|| vec![0; 3 * size_px * size_px]);
+    Tile { planes, size_px, frame, caption }
 }
 
 /// An image in a sheet, with its caption.
@@ -235,12 +211,11 @@ pub struct Captioned {
 /// # Errors
 /// [`ReportError::Picture`].
 pub fn image_sheet(path: &Path, images: &[Captioned], legend: &str) -> Result<(), ReportError> {
-    let mut tiles = Vec::with_capacity(images.len());
+    let mut rows = Vec::new();
     for Captioned { image, caption, is_marked } in images {
-        tiles.push(MarkedTile::new(path, image, caption, *is_marked)?);
+        push(&mut rows, SHEET_COLUMNS, marked_tile(path, image, caption, *is_marked)?);
     }
-    let rows: Vec<&[MarkedTile]> = tiles.chunks(SHEET_COLUMNS).collect();
-    marked_sheet(path, &rows, legend)
+    sheet(path, &rows, MARKED_TILE_PX, legend)
 }
 
 /// Two images in a sheet of pairs.
@@ -256,51 +231,35 @@ pub struct Pair {
 /// # Errors
 /// [`ReportError::Picture`].
 pub fn image_pairs(path: &Path, rows: &[Vec<Pair>], legend: &str) -> Result<(), ReportError> {
-    let mut made: Vec<Vec<MarkedTile>> = Vec::with_capacity(rows.len());
+    let mut drawn: Vec<Vec<Tile>> = Vec::with_capacity(rows.len());
     for row in rows {
         let mut tiles = Vec::with_capacity(2 * row.len());
         for pair in row {
             let [(key, first), (caption, second)] = &pair.images;
-            tiles.push(MarkedTile::new(path, first, key, false)?);
-            tiles.push(MarkedTile::new(path, second, caption, pair.is_marked)?);
+            tiles.push(marked_tile(path, first, key, false)?);
+            tiles.push(marked_tile(path, second, caption, pair.is_marked)?);
         }
-        made.push(tiles);
+        drawn.push(tiles);
     }
-    let rows: Vec<&[MarkedTile]> = made.iter().map(Vec::as_slice).collect();
-    marked_sheet(path, &rows, legend)
+    sheet(path, &drawn, MARKED_TILE_PX, legend)
 }
 
-/// A scaled image with its caption, marked or not.
-struct MarkedTile {
-    planes: Vec<u8>,
-    caption: [String; 1],
-    is_marked: bool,
-}
-
-/// Side of a [`MarkedTile`] in pixels.
+/// Side of the tile of a scaled image in pixels.
 const MARKED_TILE_PX: u32 = 112;
 
-impl MarkedTile {
-    fn new(path: &Path, image: &Rgb8, caption: &str, is_marked: bool) -> Result<Self, ReportError> {
-        let square = Transform::with_resize(MARKED_TILE_PX, MARKED_TILE_PX)
-            .map_err(|reason| ReportError::picture(path, reason))?;
-        let planes = square.apply(image).map_err(|error| ReportError::picture(path, error.to_string()))?;
-        Ok(Self { planes, caption: [caption.to_string()], is_marked })
-    }
+/// Returns the tile of an image, scaled, with a red frame if it is marked.
+fn marked_tile(path: &Path, image: &Rgb8, caption: &str, is_marked: bool) -> Result<Tile, ReportError> {
+    let planes = scaled(path, image, MARKED_TILE_PX)?;
+    let frame = is_marked.then_some(RED);
+    Ok(Tile { planes, size_px: MARKED_TILE_PX as usize, frame, caption: vec![caption.to_string()] })
 }
 
-fn marked_sheet(path: &Path, rows: &[&[MarkedTile]], legend: &str) -> Result<(), ReportError> {
-    let mut tiles: Vec<Vec<Tile<'_>>> = Vec::with_capacity(rows.len());
-    for row in rows {
-        let tiles_of_row = row.iter().map(|tile| Tile {
-            planes: &tile.planes,
-            size_px: MARKED_TILE_PX as usize,
-            frame: tile.is_marked.then_some([200, 50, 40]),
-            caption: &tile.caption,
-        });
-        tiles.push(tiles_of_row.collect());
-    }
-    sheet(path, &tiles, MARKED_TILE_PX, legend)
+/// Returns the planes of an image, scaled to a square of `side_px`. `path` is the picture that it
+/// is for, which errors name.
+fn scaled(path: &Path, image: &Rgb8, side_px: u32) -> Result<Vec<u8>, ReportError> {
+    let square =
+        Transform::with_resize(side_px, side_px).map_err(|reason| ReportError::picture(path, reason))?;
+    square.apply(image).map_err(|error| ReportError::picture(path, error.to_string()))
 }
 
 /// An image of a group.
@@ -320,31 +279,17 @@ pub struct GroupedImage {
 /// [`ReportError::Picture`].
 pub fn image_groups(path: &Path, rows: &[Vec<GroupedImage>], legend: &str) -> Result<(), ReportError> {
     const TILE_PX: u32 = 128;
-    let square =
-        Transform::with_resize(TILE_PX, TILE_PX).map_err(|reason| ReportError::picture(path, reason))?;
-    let mut made: Vec<Vec<(Vec<u8>, Vec<String>)>> = Vec::with_capacity(rows.len());
+    let mut drawn: Vec<Vec<Tile>> = Vec::with_capacity(rows.len());
     for row in rows {
-        let mut pictures = Vec::with_capacity(row.len());
-        for GroupedImage { image, key, role } in row {
-            let planes =
-                square.apply(image).map_err(|error| ReportError::picture(path, error.to_string()))?;
+        let mut tiles = Vec::with_capacity(row.len());
+        for (index, GroupedImage { image, key, role }) in row.iter().enumerate() {
+            let planes = scaled(path, image, TILE_PX)?;
+            let frame = (index == 0).then_some(GREEN);
             let mut caption = caption_lines(key, TILE_PX);
             caption.push(role.clone());
-            pictures.push((planes, caption));
+            tiles.push(Tile { planes, size_px: TILE_PX as usize, frame, caption });
         }
-        made.push(pictures);
+        drawn.push(tiles);
     }
-    let size_px = TILE_PX as usize;
-    let green = Some([40, 160, 60]);
-    let mut tiles: Vec<Vec<Tile<'_>>> = Vec::with_capacity(made.len());
-    for row in &made {
-        let tiles_of_row = row.iter().enumerate().map(|(i, (planes, caption))| Tile {
-            planes,
-            size_px,
-            frame: green.filter(|_| i == 0),
-            caption,
-        });
-        tiles.push(tiles_of_row.collect());
-    }
-    sheet(path, &tiles, TILE_PX, legend)
+    sheet(path, &drawn, TILE_PX, legend)
 }

@@ -26,16 +26,22 @@ const CAPTION_PX: u32 = 12;
 /// Largest number of lines of a text below a tile; the last one is shortened.
 const MAX_CAPTION_LINES: usize = 3;
 
+/// Color of a frame that says yes: the same class, a right prediction, the image that is kept.
+pub(crate) const GREEN: [u8; 3] = [40, 160, 70];
+
+/// Color of a frame that says no: another class, a wrong prediction, a marked image.
+pub(crate) const RED: [u8; 3] = [200, 50, 50];
+
 /// An image in a sheet, with its frame and caption.
-pub(crate) struct Tile<'a> {
+pub(crate) struct Tile {
     /// R, G and B planes, `[3, size, size]`.
-    pub planes: &'a [u8],
+    pub(crate) planes: Vec<u8>,
     /// Side of the image.
-    pub size_px: usize,
+    pub(crate) size_px: usize,
     /// Color of a frame around the tile, if it has one.
-    pub frame: Option<[u8; 3]>,
+    pub(crate) frame: Option<[u8; 3]>,
     /// Lines of text below the tile, each shortened to the tile's width.
-    pub caption: &'a [String],
+    pub(crate) caption: Vec<String>,
 }
 
 /// Writes rows of tiles as a PNG, with `legend` below them unless it is empty. Tiles are scaled to
@@ -43,12 +49,7 @@ pub(crate) struct Tile<'a> {
 ///
 /// # Errors
 /// [`ReportError::Picture`].
-pub(crate) fn sheet(
-    path: &Path,
-    rows: &[Vec<Tile<'_>>],
-    tile_px: u32,
-    legend: &str,
-) -> Result<(), ReportError> {
+pub(crate) fn sheet(path: &Path, rows: &[Vec<Tile>], tile_px: u32, legend: &str) -> Result<(), ReportError> {
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let n_lines = rows.iter().flatten().map(|tile| tile.caption.len()).max().unwrap_or(0) as u32;
     // Letters reach below their line, where the frame of the next row begins.
@@ -150,7 +151,7 @@ fn text_width(text: &str, font: &FontDesc<'_>) -> u32 {
     font.box_size(text).map_or(0, |(width, _)| width)
 }
 
-fn draw(canvas: &mut RgbImage, tile: &Tile<'_>, [left, top]: [u32; 2], tile_px: u32) {
+fn draw(canvas: &mut RgbImage, tile: &Tile, [left, top]: [u32; 2], tile_px: u32) {
     if let Some(color) = tile.frame {
         for y in top - 3..top + tile_px + 3 {
             for x in left - 3..left + tile_px + 3 {

@@ -7,12 +7,13 @@ use eval::{ClassifiedImage, FeatureSet, ImageSet, Table};
 use pipeline::Dataset;
 use trainer::Plan;
 use trainer::run::events::Events;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::sheets::{classified_sheet, contact_sheet, neighbor_sheet};
 use crate::ReportError;
 
-/// Name of the picture of the images on which a classifier has the largest losses.
-pub const WORST: &str = "worst.png";
+/// Number of characters of the name of a set that the name of its picture has at most.
+const MOST_SET_CHARS: usize = 100;
 
 /// Number of images on the contact sheet.
 const SHEET_IMAGES: u64 = 8;
@@ -41,8 +42,31 @@ pub fn draw_neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>) -> 
     Ok(path)
 }
 
-/// Draws `worst`, the images of `images` on which a classifier has the largest losses: `worst.png`.
-/// Returns the path.
+/// Returns the name, without `.png`, of the picture of the images of the set called `set` on which
+/// a classifier has the largest losses: `worst-sets-val` of `sets/val`. Names that could be taken
+/// for one another so, such as `a-b` and `a/b`, get a hash.
+pub fn worst_name(set: &str) -> String {
+    let mut words = String::from("worst-");
+    let mut is_unique = set.matches('/').count() <= 1;
+    for (index, character) in set.chars().enumerate() {
+        if index == MOST_SET_CHARS {
+            is_unique = false;
+            break;
+        }
+        let is_kept = character.is_ascii_alphanumeric() || character == '.' || character == '_';
+        is_unique &= is_kept || character == '/';
+        words.push(if is_kept { character } else { '-' });
+    }
+    if is_unique { words } else { format!("{words}-{:08x}", xxh3_64(set.as_bytes()) as u32) }
+}
+
+/// Returns the file of the picture `name` in `workdir`.
+pub fn picture_path(workdir: &Path, name: &str) -> PathBuf {
+    workdir.join(format!("{name}.png"))
+}
+
+/// Draws `worst`, the images of `images` on which a classifier has the largest losses, into the
+/// file that [`worst_name`] names. Returns the path.
 ///
 /// # Errors
 /// [`ReportError::Picture`].
@@ -51,7 +75,7 @@ pub fn draw_worst(
     images: &ImageSet,
     worst: &[ClassifiedImage],
 ) -> Result<PathBuf, ReportError> {
-    let path = workdir.join(WORST);
+    let path = picture_path(workdir, &worst_name(&images.name));
     classified_sheet(&path, images, worst)?;
     Ok(path)
 }
@@ -59,9 +83,28 @@ pub fn draw_worst(
 /// Adds the picture `name` of `workdir`, if it exists, to the run's TensorBoard events; warns if
 /// that fails.
 pub fn add_to_events(workdir: &Path, name: &str, step: u64) {
-    let Ok(png) = std::fs::read(workdir.join(format!("{name}.png"))) else { return };
+    let Ok(png) = std::fs::read(picture_path(workdir, name)) else { return };
     let result = Events::open(workdir).and_then(|mut events| events.picture(step, name, &png));
     if let Err(error) = result {
         tracing::warn!("could not add {name}.png to TensorBoard: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sets have pictures of their own, with names that are files of the folder.
+    #[test]
+    fn pictures_are_named_by_their_set() {
+        assert_eq!(worst_name("sets/val"), "worst-sets-val");
+        assert_eq!(worst_name("val.2024_b"), "worst-val.2024_b");
+        let long = "x".repeat(300);
+        let sets = ["a/b", "a-b", "a b", "a/b/c", "a/b-c", "../../etc", "", "ä", "ö", long.as_str()];
+        let mut names: Vec<String> = sets.iter().map(|set| worst_name(set)).collect();
+        assert!(names.iter().all(|name| !name.contains('/') && name.len() < 120), "{names:?}");
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), sets.len(), "{names:?}");
     }
 }

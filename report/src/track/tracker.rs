@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::server::{Metric, RunId, Server};
 use crate::ReportError;
-use crate::picture::workdir::WORST;
+use crate::picture::workdir::worst_name;
 use crate::run::Run;
 use crate::run::scores::named_scores;
 
@@ -29,8 +29,8 @@ const PLAN: &str = "plan.toml";
 /// Name of the report among [`FILES`].
 const REPORT: &str = "report.html";
 
-/// Files that are uploaded once a run has ended.
-const FILES: [&str; 5] = [PLAN, REPORT, "views.png", "neighbors.png", WORST];
+/// Files that are uploaded once a run has ended, with the pictures of its classifiers.
+const FILES: [&str; 4] = [PLAN, REPORT, "views.png", "neighbors.png"];
 
 /// Sender of runs to an experiment on a server.
 pub struct Tracker {
@@ -158,12 +158,18 @@ impl Tracker {
         })
     }
 
-    /// Sends the [`FILES`] that are new or have changed; returns whether it sent any.
+    /// Sends the [`FILES`] and the pictures of classifiers that are new or have changed; returns
+    /// whether it sent any.
     fn send_files(&self, sent: &mut Sent, run: &Run) -> bool {
         let mut sent_any = false;
         let shards = &run.status.plan.recipe.data.shards;
         let shows_secrets = shards.iter().any(|spec| redact_list(spec) != *spec);
-        for name in FILES {
+        let mut names: Vec<String> = Vec::from(FILES.map(String::from));
+        for classifier in &run.evaluations.classifiers {
+            names.push(format!("{}.png", worst_name(&classifier.kind.set)));
+        }
+        names.dedup();
+        for name in &names {
             // Only earlier versions wrote secrets into the plan, and then also into the report.
             if name == REPORT && shows_secrets {
                 tracing::warn!(
@@ -183,7 +189,7 @@ impl Tracker {
             }
             match self.server.send_file(&sent.run, name, &bytes) {
                 Ok(()) => {
-                    sent.files.insert(name.into(), hash);
+                    sent.files.insert(name.clone(), hash);
                     sent_any = true;
                 }
                 Err(error) => tracing::warn!("could not send {name}: {error}"),

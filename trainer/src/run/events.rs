@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crc_fast::CrcAlgorithm;
+use pipeline::magic::PNG;
 use prost::Message;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -189,7 +190,7 @@ fn hparam(value: &toml::Value) -> HparamValue {
 
 /// Reads width and height in pixels from the header of a PNG file.
 fn png_size(png: &[u8]) -> Option<[i32; 2]> {
-    let header = png.strip_prefix(b"\x89PNG\r\n\x1a\n")?;
+    let header = png.strip_prefix(PNG)?;
     if header.get(4..8)? != b"IHDR" {
         return None;
     }
