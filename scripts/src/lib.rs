@@ -29,6 +29,7 @@ mod seed_table;
 mod shards;
 mod signals;
 mod storage;
+mod training;
 mod values;
 mod verb;
 mod weights_report;

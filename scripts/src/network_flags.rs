@@ -97,6 +97,34 @@ fn epsilon(text: &str) -> Result<f64, String> {
 }
 
 impl WeightFlags {
+    /// Returns the flags that are given, with their values, as words of a command.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let Self { source, heads, normalization, norm_epsilon, depth, values } = self;
+        let mut words = Vec::new();
+        if let Some(library) = source {
+            words.push(format!("--source {}", library.name()));
+        }
+        if let Some(heads) = heads {
+            words.push(format!("--heads {heads}"));
+        }
+        if let Some(Normalization { mean, std }) = normalization {
+            words.push(format!("--normalization {}/{}", join_numbers(mean), join_numbers(std)));
+        }
+        if let Some(epsilon) = norm_epsilon {
+            words.push(format!("--norm-epsilon {epsilon:e}"));
+        }
+        if let Some(depth) = depth {
+            words.push(format!("--bits {}", depth.bits()));
+        }
+        if let Some(bits_used) = values.bits_used {
+            words.push(format!("--bits-used {bits_used}"));
+        }
+        if let Some(no_data) = values.no_data {
+            words.push(format!("--no-data {no_data}"));
+        }
+        words
+    }
+
     /// Returns the settings that the flags state, of the network `network` if a file has several.
     pub(crate) fn settings(&self, network: Option<&str>) -> NetworkSettings {
         let hints = Hints {
@@ -141,7 +169,42 @@ fn normalization(text: &str) -> Result<Normalization, String> {
         .into())
 }
 
+/// Formats numbers with commas.
+fn join_numbers(numbers: &[f32]) -> String {
+    let words: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+    words.join(",")
+}
+
 /// Parses numbers with commas.
 fn parse_numbers(text: &str) -> Option<Vec<f32>> {
     text.split(',').map(|number| number.trim().parse().ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        flags: WeightFlags,
+    }
+
+    /// Reads the flags of a command.
+    fn parse(text: &str) -> WeightFlags {
+        let words = std::iter::once("ocelli").chain(text.split_whitespace());
+        Command::try_parse_from(words).unwrap().flags
+    }
+
+    #[test]
+    fn words_of_flags_mean_the_same() {
+        let all = "--source timm --heads 6 --normalization 0.5,0.5/0.25,0.25 --norm-epsilon 1e-6 --bits 16 \
+                   --bits-used 12 --no-data -9999";
+        assert_eq!(parse(all).words().join(" "), all);
+        assert!(parse("").words().is_empty());
+        let half = parse("--normalization half").words();
+        assert_eq!(half, ["--normalization 0.5,0.5,0.5/0.5,0.5,0.5"]);
+    }
 }

@@ -12,6 +12,24 @@ use trainer::Plan;
 use crate::console::say;
 use crate::progress::Activity;
 
+/// Most images among which neighbors are searched after a run.
+pub(crate) const CANDIDATES: u64 = 1000;
+
+/// Least number of images among which neighbors are searched after a short run.
+const LEAST_CANDIDATES: u64 = 100;
+
+/// Images that a run has trained on for each image whose neighbors are searched after it: a step
+/// takes several times as long for an image as its features, so that pictures take a few percent
+/// of the time of a run.
+const TRAINED_PER_CANDIDATE: u64 = 4;
+
+/// Returns the number of images among which neighbors are searched after `n_steps` steps of
+/// `batch_size` images.
+pub(crate) fn candidates_after(n_steps: u64, batch_size: usize) -> u64 {
+    let n_trained = n_steps.saturating_mul(batch_size as u64);
+    (n_trained / TRAINED_PER_CANDIDATE).clamp(LEAST_CANDIDATES, CANDIDATES)
+}
+
 /// Draws a few images with all of their views. Nothing is drawn for remote shards, several of which
 /// would be fetched before the first step.
 pub(crate) fn views(workdir: &Path, dataset: &Dataset, plan: &Plan) {
@@ -41,5 +59,18 @@ fn print_result(name: &str, result: Result<PathBuf, ReportError>) {
     match result {
         Ok(path) => say(format!("{name}: {}", path.display())),
         Err(error) => say(format!("warning: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_runs_have_fewer_candidates() {
+        assert_eq!(candidates_after(3, 32), LEAST_CANDIDATES);
+        assert_eq!(candidates_after(24, 64), 384);
+        assert_eq!(candidates_after(625, 64), CANDIDATES);
+        assert_eq!(candidates_after(u64::MAX, 64), CANDIDATES);
     }
 }

@@ -3,13 +3,14 @@
 use std::io::Read;
 use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use kernels::device::Opened;
 use networks::ModelConfig;
 use pipeline::Storage;
 use pipeline::magic::{FileKind, recognize_file};
 use session::{Advice, Initial, Wish, advise, initial_model, open_frozen};
 use trainer::Recipe;
+use trainer::recipe::{StatedKeys, is_set};
 
 use crate::console::say;
 use crate::guesses;
@@ -125,17 +126,46 @@ pub(crate) fn choose(
     Ok(advise(&wish, storage)?)
 }
 
-/// Returns whether `overrides` set `key`, a part of it, or the section that it is in.
-pub(crate) fn is_set(overrides: &[String], key: &str) -> bool {
-    overrides.iter().filter_map(|entry| entry.split_once('=')).any(|(path, _)| {
-        let path = path.trim();
-        is_within(path, key) || is_within(key, path)
-    })
+/// Checks that the length of a run is given once: by `--hours` or by an entry of `--set`.
+pub(crate) fn check_length(hours: Option<f64>, overrides: &[String]) -> anyhow::Result<()> {
+    let Some(hours) = hours else { return Ok(()) };
+    for entry in overrides {
+        if is_set(std::slice::from_ref(entry), "optim.length") {
+            bail!("--hours {hours} and --set {entry} are both the length of the run: give one of them");
+        }
+    }
+    Ok(())
 }
 
-/// Returns whether the key `path` is `outer` or within it.
-fn is_within(path: &str, outer: &str) -> bool {
-    path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+/// Keys of a recipe that are set, and do not have values by default: by its text, and by `--set`.
+pub(crate) struct SetKeys<'a> {
+    overrides: &'a [String],
+    stated: StatedKeys,
+    is_built_in: bool,
+}
+
+impl<'a> SetKeys<'a> {
+    /// Reads the keys of the recipe called `name`, or of the file `name`, with the `--set` entries.
+    pub(crate) fn read(name: &str, overrides: &'a [String]) -> anyhow::Result<Self> {
+        let keys = Self::from_text(&read_text(name)?, names().contains(&name), overrides);
+        keys.map_err(|error| anyhow!("{name}: {error}"))
+    }
+
+    /// Reads the keys of a recipe with the text `text`, with the `--set` entries.
+    fn from_text(text: &str, is_built_in: bool, overrides: &'a [String]) -> Result<Self, String> {
+        Ok(Self { overrides, stated: StatedKeys::read(text)?, is_built_in })
+    }
+
+    /// Returns whether `key` or a part of it is set.
+    pub(crate) fn contains(&self, key: &str) -> bool {
+        is_set(self.overrides, key) || self.stated.contains(key)
+    }
+
+    /// Returns whether `key` or a part of it is set by the user: by `--set`, or in a recipe of
+    /// their own.
+    pub(crate) fn contains_own(&self, key: &str) -> bool {
+        is_set(self.overrides, key) || (!self.is_built_in && self.stated.contains(key))
+    }
 }
 
 /// Returns the names of the recipes that ship with the program.
@@ -197,8 +227,8 @@ pub(crate) fn load_for_bench(
              measured");
     }
     open_frozen(&mut recipe, None)?;
-    let is_set = overrides.iter().any(|entry| entry.starts_with("optim.batch_size"));
-    if let Some(batch) = batch.or((!is_set).then_some(usual)) {
+    let is_batch_set = is_set(overrides, "optim.batch_size");
+    if let Some(batch) = batch.or((!is_batch_set).then_some(usual)) {
         recipe.fit_batch(batch);
     }
     Ok(recipe)
@@ -207,6 +237,30 @@ pub(crate) fn load_for_bench(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The text of a recipe sets keys, as does `--set`; a built-in one is not the user's own.
+    #[test]
+    fn keys_are_set_by_texts_and_by_overrides() {
+        let overrides = ["data.bits=16".to_string()];
+        let built_in = SetKeys::read("finetune", &overrides).unwrap();
+        assert!(built_in.contains("data.bits") && built_in.contains_own("data.bits"));
+        assert!(built_in.contains("views.crops.0.size_px"));
+        assert!(!built_in.contains_own("views.crops.0.size_px"), "a template");
+        assert!(!built_in.contains("data.normalization"));
+        let text = "name = \"mine\"\n[data]\nbackground = [0, 0, 0]\n";
+        let own = SetKeys::from_text(text, false, &overrides).unwrap();
+        assert!(own.contains("data.background") && own.contains_own("data.background"));
+        assert!(own.contains_own("data.bits") && !own.contains("data.normalization"));
+    }
+
+    #[test]
+    fn the_length_of_a_run_is_given_once() {
+        let length = ["optim.lr=1".to_string(), "optim.length.epochs=3".to_string()];
+        assert!(check_length(None, &length).is_ok());
+        assert!(check_length(Some(8.0), &length[..1]).is_ok());
+        let error = check_length(Some(8.0), &length).unwrap_err().to_string();
+        assert!(error.contains("--hours 8 and --set optim.length.epochs=3"), "{error}");
+    }
 
     /// Returns the images of a step, and those that share statistics, in a benchmark of a recipe
     /// with 4096 and 512.

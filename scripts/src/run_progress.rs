@@ -55,7 +55,9 @@ struct Running {
 impl RunningStep {
     fn answer(&self, is_first: bool) {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let line = if is_first {
+        let line = if is_first && running.bar.is_none() {
+            "stopping before the first step; there is nothing to save".into()
+        } else if is_first {
             format!(
                 "finishing step {} and at most one more, then saving; press Ctrl-C again to stop without \
                  saving",

@@ -8,7 +8,6 @@ use eval::{Protocol, Split};
 use networks::Network;
 use networks::probe::Probe;
 use pipeline::Progress;
-use trainer::Plan;
 
 use crate::evaluated_network::Origin;
 
@@ -20,8 +19,10 @@ pub struct ScoringProbe {
     pub protocols: Vec<Protocol>,
     /// Work directory, whose `evaluations.jsonl` records what each number depends on.
     pub workdir: PathBuf,
-    /// Plan of the run.
-    pub plan: Plan,
+    /// Name of the network that is scored.
+    pub network_name: &'static str,
+    /// Name of the recipe.
+    pub recipe: String,
     /// Creates the receiver of the progress of an evaluation after a number of steps, which is
     /// dropped at its end.
     pub new_progress: fn(u64) -> Box<dyn Progress>,
@@ -46,9 +47,9 @@ impl Probe for ScoringProbe {
         drop(progress);
         let scores = scores.map_err(|error| error.to_string())?;
         let origin = Origin {
-            network_name: self.plan.evaluated().map_err(|error| error.to_string())?,
+            network_name: self.network_name,
             step: Some(step),
-            recipe: Some(&self.plan.recipe.name),
+            recipe: Some(&self.recipe),
             transform: self.split.test.transform,
             checkpoint: None,
         };

@@ -39,18 +39,16 @@ pub struct RetrievalProbe {
     plan: Plan,
     /// Percent that random weights find, once it is recorded.
     random_percent: Option<f64>,
-    /// What random weights have found in a rehearsal, until it is recorded.
-    rehearsed: Option<Retrieval>,
     /// Creates the receiver of the progress of an evaluation after a number of steps.
     new_progress: fn(u64) -> Box<dyn Progress>,
 }
 
 impl RetrievalProbe {
-    /// Creates the probe of the run of `plan` in `workdir` on images of `dataset`, spread evenly:
-    /// `run.retrieval_images` of them, or fewer in a short run. `None` if too few images would be
-    /// left, for images that would have to be fetched, for a backbone that one process should not
-    /// gather, and for a run that learns from labels, which is to ignore differences between images
-    /// of a class. All ranks create it.
+    /// Creates the probe of the run of `plan`, whose length is final, in `workdir`, on images of
+    /// `dataset`, spread evenly: `run.retrieval_images` of them, or fewer in a short run. `None` if
+    /// too few images would be left, for images that would have to be fetched, for a backbone that
+    /// one process should not gather, and for a run that learns from labels, which is to ignore
+    /// differences between images of a class. All ranks create it.
     ///
     /// # Errors
     /// [`SessionError::Eval`] if a shard cannot be read.
@@ -60,18 +58,9 @@ impl RetrievalProbe {
         workdir: &Path,
         new_progress: fn(u64) -> Box<dyn Progress>,
     ) -> Result<Option<Self>, SessionError> {
-        if plan.recipe.method.classes().is_some() {
-            return Ok(None);
-        }
-        let recorded = recorded(workdir);
-        let n_images = match &recorded {
-            // A run that became longer asks the same question of the same images.
-            Some(recorded) if plan.recipe.run.retrieval_images > 0 => recorded.n_images,
-            _ => n_images(plan, dataset.n_samples()),
-        };
-        let is_whole = plan.recipe.evaluated_px().is_multiple_of(plan.recipe.model.stride_px());
-        if n_images == 0 || !is_whole || !dataset.is_local() || plan.recipe.model.n_params() > MOST_PARAMETERS
-        {
+        let search = Search::new(plan, dataset, workdir);
+        let n_images = search.n_images(plan);
+        if n_images == 0 {
             return Ok(None);
         }
         let source = Source::Shards(Arc::clone(dataset));
@@ -82,8 +71,7 @@ impl RetrievalProbe {
             images,
             workdir: workdir.to_path_buf(),
             plan: plan.clone(),
-            random_percent: recorded.map(|recorded| recorded.random_percent),
-            rehearsed: None,
+            random_percent: search.recorded.map(|recorded| recorded.random_percent),
             new_progress,
         }))
     }
@@ -94,16 +82,13 @@ impl RetrievalProbe {
     }
 
     /// Returns the percent that random weights find. If no start of the run has recorded it, it is
-    /// measured, unless a rehearsal has done it, and recorded now.
+    /// measured and recorded now.
     fn random_percent(&mut self, network: &Network, step: u64) -> Result<f64, SessionError> {
         if let Some(percent) = self.random_percent {
             return Ok(percent);
         }
         let random = network.with_random_weights(0);
-        let found = match self.rehearsed.take() {
-            Some(found) => found,
-            None => self.measure(&random, step)?,
-        };
+        let found = self.measure(&random, step)?;
         self.record(&random, RANDOM_NETWORK, 0, found)?;
         self.random_percent = Some(found.percent);
         Ok(found.percent)
@@ -162,14 +147,7 @@ impl Probe for RetrievalProbe {
     }
 
     fn interval(&self, _every_steps: u64, total_steps: u64) -> u64 {
-        total_steps.div_ceil(EVALUATIONS_PER_RUN)
-    }
-
-    /// Searches the views by random weights, which the run needs anyway.
-    fn rehearse(&mut self, network: &Network) -> Result<(), String> {
-        // A failure is reported where the run evaluates.
-        self.rehearsed = self.measure(&network.with_random_weights(0), 0).ok();
-        Ok(())
+        interval(total_steps)
     }
 
     /// Searches the views. Nobody has asked for it: a failure is reported, and the run goes on.
@@ -184,8 +162,55 @@ impl Probe for RetrievalProbe {
     }
 }
 
+/// Search of views that a run has, before its length is known.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Search {
+    /// What an earlier start of the run has recorded.
+    pub(crate) recorded: Option<Recorded>,
+    /// Whether the images and the network of the run can be searched.
+    pub(crate) is_possible: bool,
+    /// Number of images of the data set.
+    pub(crate) n_samples: u64,
+}
+
+impl Search {
+    /// Describes the search of the run of `plan`, of any length, in `workdir`, on `dataset`.
+    pub(crate) fn new(plan: &Plan, dataset: &Dataset, workdir: &Path) -> Self {
+        let recipe = &plan.recipe;
+        let is_possible = recipe.method.classes().is_none()
+            && recipe.evaluated_px().is_multiple_of(recipe.model.stride_px())
+            && dataset.is_local()
+            && recipe.model.n_params() <= MOST_PARAMETERS;
+        Self { recorded: recorded(workdir), is_possible, n_samples: dataset.n_samples() }
+    }
+
+    /// Returns the number of images that are searched in a run of the length of `plan`; 0 for none.
+    pub(crate) fn n_images(&self, plan: &Plan) -> u64 {
+        match &self.recorded {
+            _ if !self.is_possible => 0,
+            // A run that became longer asks the same question of the same images.
+            Some(recorded) if plan.recipe.run.retrieval_images > 0 => recorded.n_images,
+            _ => n_images(plan, self.n_samples),
+        }
+    }
+
+    /// Returns how often they are searched in a run of the length of `plan` after its first `done`
+    /// steps, by the network and by random weights.
+    pub(crate) fn n_evaluations(&self, plan: &Plan, done: u64) -> u64 {
+        let is_random_due = self.recorded.is_none();
+        let is_start = done == 0;
+        plan.n_due(interval(plan.total_steps), done) + u64::from(is_start) + u64::from(is_random_due)
+    }
+}
+
+/// Returns the number of steps between two evaluations of a run of `total_steps`.
+fn interval(total_steps: u64) -> u64 {
+    total_steps.div_ceil(EVALUATIONS_PER_RUN)
+}
+
 /// What an earlier start of a run has recorded of random weights.
-struct Recorded {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Recorded {
     n_images: u64,
     random_percent: f64,
 }
@@ -215,4 +240,44 @@ fn n_images(plan: &Plan, n_samples: u64) -> u64 {
     }
     let rounded = 1 << n_images.ilog2();
     rounded.min(plan.recipe.run.retrieval_images as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use trainer::Recipe;
+
+    use super::*;
+
+    /// Returns a plan of `total_steps` steps of 64 images.
+    fn plan(total_steps: u64) -> Plan {
+        let text = include_str!("../../scripts/recipes/lejepa_cifar.toml");
+        let mut plan = trainer::resolve(Recipe::parse(text, "test", &[]).unwrap(), 10_000).unwrap();
+        plan.total_steps = total_steps;
+        plan
+    }
+
+    /// Images of a step are 64, and of every 50 that are trained on one is searched.
+    #[test]
+    fn longer_runs_search_more_images() {
+        let search = Search { recorded: None, is_possible: true, n_samples: 10_000 };
+        for (steps, n_images) in [(24, 0), (25, 32), (49, 32), (50, 64), (399, 256), (400, 512), (9999, 512)]
+        {
+            assert_eq!(search.n_images(&plan(steps)), n_images, "{steps}");
+        }
+        assert_eq!(Search { n_samples: 100, ..search }.n_images(&plan(400)), 64);
+        assert_eq!(Search { is_possible: false, ..search }.n_images(&plan(400)), 0);
+        let recorded = Some(Recorded { n_images: 128, random_percent: 1.0 });
+        assert_eq!(Search { recorded, ..search }.n_images(&plan(400)), 128, "as before it became longer");
+    }
+
+    /// By hand: 80 steps are evaluated at the start, after 10, 20, 30 and so on, and once with
+    /// random weights.
+    #[test]
+    fn evaluations_are_counted() {
+        let search = Search { recorded: None, is_possible: true, n_samples: 10_000 };
+        assert_eq!(search.n_evaluations(&plan(80), 0), 10);
+        assert_eq!(search.n_evaluations(&plan(80), 30), 6, "a fork");
+        let recorded = Some(Recorded { n_images: 128, random_percent: 1.0 });
+        assert_eq!(Search { recorded, ..search }.n_evaluations(&plan(80), 30), 5);
+    }
 }

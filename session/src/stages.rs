@@ -29,7 +29,8 @@ use crate::initial::{self, Beginning, Initial};
 use crate::labels;
 use crate::machine;
 use crate::pixels::check_pixels;
-use crate::rehearsal::{Rehearsal, rehearse};
+use crate::rehearsal::{Besides, Rehearsal, rehearse};
+use crate::retrieval::Search;
 
 /// Plans steps of `recipe` by one rank on `device`, as [`plan_on_ranks`].
 ///
@@ -344,13 +345,14 @@ impl Fitted {
     }
 
     /// Measures how many steps, with their checkpoints, fit into what is left of the minutes of a
-    /// run that begins, and sets its length; does nothing for any other run. All ranks call it.
+    /// run that begins, and sets its length; does nothing for any other run. Returns `None` if the
+    /// run was asked to stop meanwhile, before anything of it was saved. All ranks call it.
     ///
     /// # Errors
     /// [`SessionError::Train`] when the first steps fail, or if the run is too short for its
     /// recipe.
-    pub fn timed(mut self) -> Result<Self, SessionError> {
-        let Length::Minutes(minutes) = self.plan.recipe.optim.length else { return Ok(self) };
+    pub fn timed(mut self) -> Result<Option<Self>, SessionError> {
+        let Length::Minutes(minutes) = self.plan.recipe.optim.length else { return Ok(Some(self)) };
         self.connected.regroup(&self.plan)?;
         let Connected { session, comm, dataset, labels, .. } = &mut self.connected;
         let job = Job {
@@ -368,17 +370,22 @@ impl Fitted {
         };
         let solo = std::mem::replace(comm, Communicator::solo());
         let (times, measured) = measure_times(&job, minutes, solo)?;
+        let Some(times) = times else {
+            measured.finish()?;
+            return Ok(None);
+        };
         *comm = measured;
         let timed = Timed { minutes, times };
-        self.set_length(&timed, &[])?;
+        self.set_length(&timed, None)?;
         self.timed = Some(timed);
-        Ok(self)
+        Ok(Some(self))
     }
 
-    /// Shortens a run of minutes that [`Fitted::timed`] has measured, so that its `probes` and the
-    /// pictures of its report fit into the time, too; does nothing for any other run. `n_pictured`
-    /// returns the number of images of which the report needs features, given the number of steps
-    /// and of images in each. All ranks call it.
+    /// Shortens a run of minutes that [`Fitted::timed`] has measured, so that its `probes`, the
+    /// search of views that a [`RetrievalProbe`](crate::RetrievalProbe) of its final length makes,
+    /// and the pictures of its report fit into the time, too; does nothing for any other run.
+    /// `n_pictured` returns the number of images of which the report needs features, given the
+    /// number of steps and of images in each. All ranks call it.
     ///
     /// # Errors
     /// [`SessionError::Train`] when a probe fails, or if the run is too short for its recipe.
@@ -387,23 +394,28 @@ impl Fitted {
         probes: &mut [Box<dyn Probe>],
         n_pictured: fn(u64, usize) -> u64,
     ) -> Result<Self, SessionError> {
-        let Some(mut timed) = self.timed.take() else { return Ok(self) };
+        let Some(timed) = self.timed.take() else { return Ok(self) };
         let Connected { session, comm, dataset, .. } = &self.connected;
         let is_first = session.launch.rank == 0;
+        let search = Search::new(&self.plan, dataset, &session.workdir);
         let rehearsal = if is_first {
-            let n_images = n_pictured(self.plan.total_steps, self.plan.recipe.optim.batch_size);
-            rehearse(&self.plan, dataset, &session.device.device, probes, n_images)
+            let is_searched = search.n_images(&self.plan) > 0;
+            rehearse(&self.plan, dataset, &session.device.device, probes, is_searched)
         } else {
-            Ok(Rehearsal { probes_s: vec![0.0; probes.len()], ending_s: 0.0 })
+            Ok(Rehearsal::untimed(probes.len()))
         };
-        let Rehearsal { probes_s: mut seconds, ending_s } = all_ready(comm, rehearsal)?;
-        seconds.push(ending_s);
-        let mut seconds = comm.all_reduce("rehearsal", seconds, Reduction::Max)?;
-        timed.times.ending_s = seconds.pop().unwrap_or_default();
-        timed.times.probes_s = seconds;
-        let elapsed_s = self.set_length(&timed, probes)?;
+        let rehearsal = all_ready(comm, rehearsal)?;
+        let slowest = comm.all_reduce("rehearsal", rehearsal.to_list(), Reduction::Max)?;
+        let besides = Besides {
+            rehearsal: Rehearsal::from_list(&slowest),
+            probes,
+            search,
+            n_samples: dataset.n_samples(),
+            n_pictured,
+        };
+        let elapsed_s = self.set_length(&timed, Some(&besides))?;
         if is_first {
-            self.report_length(&timed, probes, elapsed_s);
+            self.report_length(&timed, &besides, elapsed_s);
         }
         self.timed = Some(timed);
         Ok(self)
@@ -411,13 +423,18 @@ impl Fitted {
 
     /// Sets the length of a run of minutes by the times of its parts, and returns the seconds that
     /// have passed since it was started. All ranks call it.
-    fn set_length(&mut self, timed: &Timed, probes: &[Box<dyn Probe>]) -> Result<f64, SessionError> {
+    fn set_length(&mut self, timed: &Timed, besides: Option<&Besides<'_>>) -> Result<f64, SessionError> {
         let Connected { session, comm, .. } = &self.connected;
         let elapsed_s = session.started.elapsed().as_secs_f64();
         let slowest_s = comm.all_reduce("time of the start", vec![elapsed_s], Reduction::Max)?[0];
         let left_s = 60.0 * timed.minutes - slowest_s;
         let first = self.first_step();
-        let n_steps = timed.times.steps_within(left_s, &self.plan, probes, first);
+        let n_steps = timed.times.steps_within(left_s, &self.plan, first, &|plan: &Plan| {
+            besides.map_or(0.0, |besides| besides.seconds(plan, first))
+        });
+        // What a rank does beside its steps may depend on the files that it sees.
+        let fewest = comm.all_reduce("number of steps", vec![-(n_steps as f64)], Reduction::Max)?;
+        let n_steps = -fewest[0] as u64;
         self.plan = trainer::with_steps(self.plan.clone(), first + n_steps)?;
         Ok(slowest_s)
     }
@@ -428,14 +445,14 @@ impl Fitted {
     }
 
     /// Reports the length of a run of minutes, `elapsed_s` after it was started.
-    fn report_length(&self, timed: &Timed, probes: &[Box<dyn Probe>], elapsed_s: f64) {
+    fn report_length(&self, timed: &Timed, besides: &Besides<'_>, elapsed_s: f64) {
         let Timed { minutes, times } = timed;
         let first = self.first_step();
         let n_steps = self.plan.total_steps - first;
-        let run_s = times.run_s(&self.plan, probes, first);
+        let run_s = times.run_s(&self.plan, first) + besides.seconds(&self.plan, first);
         tracing::info!(
-            "optim.length: {} in {}, of {} each, the mean of {} on the first batches, which are not part of \
-             the run; {} have passed, and checkpoints, scores and pictures take {}",
+            "optim.length: {} in {}, of {} each, as measured by {} on the first batches, which are not part \
+             of the run; {} have passed, and checkpoints, scores and pictures take {}",
             counted(n_steps, "step"),
             minutes_in_words(*minutes),
             format_time(times.step_s),

@@ -392,7 +392,8 @@ fn a_run_is_not_resumed_with_other_labels() {
     assert_eq!(metrics(&world.path("run")), before);
 }
 
-/// The normalization of weights is that of the images unless the command sets another.
+/// The normalization of weights is that of the images unless the command, a recipe file or the plan
+/// of a run has another.
 #[test]
 fn images_are_normalized_as_for_the_weights() {
     let world = prepare();
@@ -404,7 +405,18 @@ fn images_are_normalized_as_for_the_weights() {
     let note = lines_with(&stderr, "note: data.normalization.");
     assert!(note.contains("as for the weights; --set data.normalization."), "{note}");
     ok(&finetune(&world, "a", "given", &[&steps[..], &["--set", other]].concat()));
-    for (run, expected) in [("taken", [0.5, 0.25]), ("given", [0.4, 0.2])] {
+    let sets = ["sets/train", "sets/val"];
+    let stderr = ok(&finetune_on(&world, "given/plan.toml", sets, "planned", &[]));
+    assert!(!stderr.contains("as for the weights"), "a plan states everything: {stderr}");
+    let stated = recipe("arch = 'from_init'", CLASSIFICATION, 0, "");
+    let stated = format!("{stated}[data.normalization]\nmean = [0.3, 0.3, 0.3]\nstd = [0.1, 0.1, 0.1]\n");
+    fs::write(world.path("stated.toml"), stated).unwrap();
+    let weights = world.text("a");
+    let more = [&steps[..], &["--checkpoint", &weights]].concat();
+    ok(&finetune_on(&world, "stated.toml", sets, "stated", &more));
+    for (run, expected) in
+        [("taken", [0.5, 0.25]), ("given", [0.4, 0.2]), ("planned", [0.4, 0.2]), ("stated", [0.3, 0.1])]
+    {
         let plan = plan(&world, run);
         let normalization = &plan["recipe"]["data"]["normalization"];
         for (key, expected) in ["mean", "std"].into_iter().zip(expected) {

@@ -1,19 +1,23 @@
 //! Runs that are given hours.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use burn_tensor::Device;
 use ranks::communicator::{Communicator, CommunicatorConfig};
 use ranks::engine::{Engine, LocalGroup};
 use serde_json::Value;
+use session::Session;
 use toml::Table;
+use trainer::Recipe;
 use trainer::run::{Job, RunTimes, measure_times};
 
 use crate::messages::{check_message, lines_with};
-use crate::support::{World, fails, json_of, metrics, ok};
+use crate::support::{TINY, World, fails, json_of, metrics, ok, wait_for, wait_for_end};
 
 /// Returns the plan of a run.
 fn plan(world: &World, run: &str) -> Table {
@@ -71,21 +75,57 @@ fn a_run_ends_within_its_time_with_its_schedule_complete() {
     assert!(rows[rows.len() - 1]["knobs/lr"].as_f64().unwrap() < 3e-5, "the rate has decayed");
     assert!(!world.path("run/checkpoints/.writing-timed").exists());
 
-    // What a rehearsal has found is recorded once, with the run.
-    let evaluations = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
-    let mut n_random = 0;
-    let mut scored_steps = Vec::new();
-    for line in evaluations.lines() {
-        let row: Value = serde_json::from_str(line).unwrap();
-        if row["about"]["network"] == "random weights" {
-            n_random += 1;
-        } else if row["metric"] != "retrieval" {
-            scored_steps.push(row["about"]["step"].as_i64().unwrap());
-        }
+    let evaluations = Evaluations::read(&world, "run");
+    assert_eq!(evaluations.scored_steps, [0, n_steps]);
+    // One image is searched for 50 that are trained on, of 8 in a step; 32 at least, of the 60.
+    let is_searched = n_steps * 8 / 50 >= 32;
+    assert_eq!(evaluations.n_random, usize::from(is_searched), "random weights are searched once");
+    let mut searched_steps = Vec::new();
+    if is_searched {
+        searched_steps.push(0);
+        let interval = (n_steps as u64).div_ceil(8) as i64;
+        searched_steps.extend((1..n_steps).filter(|step| step % interval == 0));
+        searched_steps.push(n_steps);
     }
-    assert!(n_random <= 1, "{evaluations}");
-    scored_steps.dedup();
-    assert_eq!(scored_steps, [0, n_steps]);
+    assert_eq!(evaluations.searched_steps, searched_steps);
+    assert!(evaluations.n_searched.iter().all(|n_images| *n_images == 32), "{:?}", evaluations.n_searched);
+}
+
+/// What a run has recorded of its evaluations.
+#[derive(Default)]
+struct Evaluations {
+    /// Steps of the scores of the probe, each once.
+    scored_steps: Vec<i64>,
+    /// Steps of the searches of views by the network of the run.
+    searched_steps: Vec<i64>,
+    /// Number of searches by random weights.
+    n_random: usize,
+    /// Number of images of each search.
+    n_searched: Vec<i64>,
+}
+
+impl Evaluations {
+    /// Reads those of a run.
+    fn read(world: &World, run: &str) -> Self {
+        let text = fs::read_to_string(world.path(run).join("evaluations.jsonl")).unwrap();
+        let mut evaluations = Self::default();
+        for line in text.lines() {
+            let row: Value = serde_json::from_str(line).unwrap();
+            let step = row["about"]["step"].as_i64().unwrap();
+            if row["metric"] != "retrieval" {
+                evaluations.scored_steps.push(step);
+                continue;
+            }
+            evaluations.n_searched.push(row["test"]["images"].as_i64().unwrap());
+            if row["about"]["network"] == "random weights" {
+                evaluations.n_random += 1;
+            } else {
+                evaluations.searched_steps.push(step);
+            }
+        }
+        evaluations.scored_steps.dedup();
+        evaluations
+    }
 }
 
 /// A killed run goes on with the steps of its plan, and ends with the bits of a run that was not
@@ -119,19 +159,18 @@ fn a_killed_run_of_hours_equals_an_uninterrupted_one() {
     assert!(!world.path("c").exists());
 }
 
-/// Measures the times of a run on two ranks, in a thread each.
-fn times_on_two_ranks(world: &World) -> Vec<RunTimes> {
+/// Measures the times of a run on two ranks, in a thread each, of which some are asked to stop.
+fn times_on_two_ranks(world: &World, is_stopped: [bool; 2]) -> Vec<Option<RunTimes>> {
     let plan = crate::ranks::plan(2, &["optim.length.minutes=0.02"]);
     let dataset = world.dataset();
     let workdir = world.path("run");
-    let stop = AtomicBool::new(false);
+    let stops = is_stopped.map(AtomicBool::new);
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
-        for engine in LocalGroup::ranks(2) {
+        for (engine, stop) in LocalGroup::ranks(2).into_iter().zip(&stops) {
             let plan = &plan;
             let dataset = &dataset;
             let workdir = &workdir;
-            let stop = &stop;
             threads.push(scope.spawn(move || {
                 let topology = plan.topology(engine.rank()).unwrap();
                 let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
@@ -163,13 +202,50 @@ fn times_on_two_ranks(world: &World) -> Vec<RunTimes> {
 #[test]
 fn two_ranks_agree_on_the_times() {
     let world = World::new(60);
-    let times = times_on_two_ranks(&world);
+    let times = times_on_two_ranks(&world, [false, false]);
     assert_eq!(times[0], times[1]);
-    assert!(times[0].step_s > 0.0 && times[0].row_s > 0.0 && times[0].checkpoint_s > 0.0, "{times:?}");
-    assert!(times[0].n_timed >= 1, "{times:?}");
+    let slowest = times[0].as_ref().unwrap();
+    assert!(slowest.step_s > 0.0 && slowest.row_s > 0.0 && slowest.checkpoint_s > 0.0, "{times:?}");
+    // A tenth of the time, 120 ms, is enough for one, or for four and more.
+    assert!(slowest.n_timed >= 1, "{times:?}");
     let checkpoints = world.path("run/checkpoints");
     assert!(!checkpoints.join(".writing-timed").exists());
     assert!(trainer::checkpoint::steps(&checkpoints).is_empty());
+}
+
+/// If one rank is asked to stop, no rank goes on timing.
+#[test]
+fn a_measurement_on_two_ranks_can_be_stopped() {
+    let world = World::new(60);
+    assert_eq!(times_on_two_ranks(&world, [false, true]), [None, None]);
+}
+
+/// A run that is asked to stop while it is timed stops, with nothing but its folder.
+#[test]
+fn a_run_can_be_stopped_while_it_is_timed() {
+    let world = World::new(60);
+    let mut recipe = Recipe::parse(TINY, "tiny", &["optim.length.minutes=600".to_string()]).unwrap();
+    recipe.data.shards = vec![world.text("data/train-000000.tar")];
+    let session = Session::new(recipe, world.path("run")).unwrap();
+    session.stop.store(true, Ordering::Relaxed);
+    let fitted = session.open(&world.storage()).unwrap().resolve().unwrap().fit().unwrap();
+    assert!(fitted.is_untimed());
+    assert!(fitted.timed().unwrap().is_none());
+    assert!(!world.path("run/plan.toml").exists());
+
+    // The program has nothing to save, and ends at once.
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ocelli-under-test"))
+        .args(world.pretrain_args("b", &["--hours", "10"]))
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for("the timing of steps", Duration::from_secs(120), || world.path("b").exists());
+    Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    let start = Instant::now();
+    assert_eq!(wait_for_end(&mut child).signal(), Some(15));
+    assert!(start.elapsed() < Duration::from_secs(10), "steps are timed for a minute");
+    assert!(!world.path("b/plan.toml").exists());
 }
 
 /// Ranks of a launch take the same number of steps.
@@ -187,6 +263,15 @@ fn ranks_of_a_launch_run_for_hours() {
 /// Subjects of the lines that tell a choice.
 const SUBJECTS: [&str; 5] = ["method: ", "network: ", "images: ", "batch: ", "length: "];
 
+/// Returns the subjects of the lines that tell a choice, in their order.
+fn subjects<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut subjects = Vec::new();
+    for line in lines {
+        subjects.extend(SUBJECTS.iter().find(|subject| line.starts_with(**subject)));
+    }
+    subjects
+}
+
 /// Without a recipe one is chosen, told in five lines, and written into the plan, by which the run
 /// is resumed.
 #[test]
@@ -200,9 +285,8 @@ fn a_recipe_is_chosen_for_hours() {
     let stderr = ok(&world.ocelli(&args));
     let seconds = start.elapsed().as_secs_f64();
     assert!((0.3 * SECONDS..8.0 * SECONDS).contains(&seconds), "{seconds} s: {stderr}");
-    for subject in SUBJECTS {
-        assert_eq!(stderr.matches(&format!("note: {subject}")).count(), 1, "{subject}: {stderr}");
-    }
+    let notes = stderr.lines().filter_map(|line| line.strip_prefix("note: "));
+    assert_eq!(subjects(notes), SUBJECTS, "{stderr}");
     check_message("hours::a_recipe_is_chosen_for_hours", &lines_with(&stderr, "may be too few"));
 
     let begun = plan(&world, "run");
@@ -216,23 +300,34 @@ fn a_recipe_is_chosen_for_hours() {
     let stderr = ok(&world.ocelli(&args));
     assert!(!stderr.contains("note: method: ") && !stderr.contains("optim.length: "), "{stderr}");
     assert_eq!(plan(&world, "run"), begun);
+
+    // Images may be named by a setting, too.
+    let setting = format!("data.shards=[{shard:?}]");
+    let workdir = world.text("set");
+    let args = ["pretrain", "--hours", "0.001", "--set", &setting, "--workdir", &workdir];
+    ok(&world.ocelli(&args));
+    assert_eq!(plan(&world, "set")["n_samples"].as_integer(), Some(60));
 }
 
-/// Returns the line of JSON of a plan of eight hours on the world's images, after five lines.
+/// Returns the line of JSON of a plan of eight hours on the world's images, after five lines, an
+/// empty one, and two with the command.
 fn planned_choice(world: &World, more: &[&str]) -> Value {
     let shard = world.text("data/train-000000.tar");
     let args = ["plan", "--hours", "8", "--shards", &shard, "--json"];
     let output = world.ocelli(&[&args[..], more].concat());
     ok(&output);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    for (line, subject) in text.lines().zip(SUBJECTS) {
-        assert!(line.starts_with(subject), "{text}");
-    }
-    json_of(&output)
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 9, "{text}");
+    assert_eq!(subjects(lines[..5].iter().copied()), SUBJECTS, "{text}");
+    assert_eq!(lines[5], "", "{text}");
+    let choice = json_of(&output);
+    assert_eq!(choice["command"], lines[7].trim_start(), "{text}");
+    choice
 }
 
-/// A plan tells the choice with its command; settings of the user take precedence, and weights are
-/// continued with views of their size.
+/// A plan tells the choice with its command, which means the same; settings of the user take
+/// precedence, and weights are continued with views of their size.
 #[test]
 fn a_plan_tells_what_would_be_chosen() {
     let world = World::new(60);
@@ -244,11 +339,24 @@ fn a_plan_tells_what_would_be_chosen() {
 
     ok(&world.pretrain("first", &["--set", "optim.length={steps=2}"]));
     let first = world.text("first");
-    let choice = planned_choice(&world, &["--init", &first]);
+    let more = ["--init", &first, "--norm-epsilon", "1e-5", "--set", "optim.batch_size=8"];
+    let choice = planned_choice(&world, &more);
     assert_eq!(choice["recipe"], "dinov2_cifar");
     let settings = choice["settings"].as_array().unwrap();
     for setting in ["model=from_init", "views.crops.0.size_px=16", "views.crops.1.size_px=8"] {
         assert!(settings.iter().any(|listed| listed == setting), "{setting}: {settings:?}");
     }
-    assert!(choice["command"].as_str().unwrap().contains(&format!(" --init {first} ")), "{choice}");
+    let command = choice["command"].as_str().unwrap();
+    assert!(command.contains(&format!(" --init {first} --norm-epsilon 1e-5 ")), "{command}");
+
+    // The command is one that can be run, here for seconds.
+    let arguments = command.strip_prefix("ocelli ").unwrap().replace(" --hours 8 ", " --hours 0.001 ");
+    let command = format!("{} {arguments}", env!("CARGO_BIN_EXE_ocelli-under-test"));
+    let output = Command::new("sh").args(["-c", &command]).current_dir(world.path(".")).output().unwrap();
+    ok(&output);
+    let recipe = &plan(&world, "runs/mine")["recipe"];
+    assert_eq!(recipe["name"].as_str(), Some("dinov2_cifar"));
+    assert_eq!(recipe["optim"]["batch_size"].as_integer(), Some(8));
+    assert_eq!(recipe["model"]["width"].as_integer(), Some(32), "that of the weights");
+    assert_eq!(recipe["init"]["weights"].as_str(), Some(first.as_str()));
 }

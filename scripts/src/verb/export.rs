@@ -12,13 +12,14 @@ use pipeline::Storage;
 use pipeline::secrets::redact_list;
 use pipeline::words::{counted, thousands};
 use serde_json::json;
-use session::{Backbone, ExportSettings, find_workdir};
-use trainer::Plan;
+use session::{Backbone, ExportSettings, check_export, find_workdir};
 use trainer::checkpoint::Manifest;
+use trainer::{Plan, Recipe};
 use weights::{Card, Format, Hints, Precision, Score};
 
 use crate::console::say;
 use crate::network_flags::WeightFlags;
+use crate::progress::Activity;
 use crate::run_end::path_in_run;
 
 /// Flags of `export`.
@@ -146,9 +147,32 @@ fn note_epsilon(format: Format, model: &ModelConfig) {
     }
 }
 
+/// Checks that the requested format of the export, if there is one, can hold the network of
+/// `recipe`.
+pub(crate) fn check_format(requested: Option<Format>, recipe: &Recipe) -> anyhow::Result<()> {
+    let Some(format) = requested else { return Ok(()) };
+    let Err(error) = check_export(recipe, format) else { return Ok(()) };
+    let mut possible = Format::ALL.to_vec();
+    possible.retain(|format| check_export(recipe, *format).is_ok());
+    let names: Vec<&str> = possible.into_iter().map(Format::name).collect();
+    bail!("--export {}: {error}; choose one of {}", format.name(), names.join(", "));
+}
+
+/// Exports the network of the run in `workdir` if a format is requested; returns the file or
+/// folder.
+pub(crate) fn export_requested(workdir: &Path, requested: Option<Format>) -> anyhow::Result<Option<PathBuf>> {
+    let Some(format) = requested else { return Ok(None) };
+    let path = {
+        let _activity = Activity::new("exporting …");
+        export_beside(workdir, format)?
+    };
+    say(format!("exported for {}: {}", format.name(), path.display()));
+    Ok(Some(path))
+}
+
 /// Exports the network of the run in `workdir` into that folder, as `export` does without flags;
 /// returns the path. An earlier export of the run is replaced, like its report.
-pub(crate) fn export_beside(workdir: &Path, format: Format) -> anyhow::Result<PathBuf> {
+fn export_beside(workdir: &Path, format: Format) -> anyhow::Result<PathBuf> {
     let backbone = Backbone::open(workdir, &Hints::default())?;
     let card = model_card(workdir, &backbone)?;
     let path = path_in_run(workdir, format, backbone.classifier.is_some());

@@ -19,10 +19,8 @@ use trainer::run::fault::Fault;
 use trainer::{Plan, Recipe};
 use weights::{Format, Preprocessing};
 
-use super::pretrain::{
-    Probes, Trained, check_format, export, load_recipe, pretrain, print_bad_samples, print_done,
-    print_stopped, write_report,
-};
+use super::export::{check_format, export_requested};
+use super::report::write_or_warn;
 use crate::before_after::FeatureScores;
 use crate::cluster::compute;
 use crate::console::say;
@@ -31,8 +29,11 @@ use crate::initial::hints_for_run;
 use crate::network_flags::WeightFlags;
 use crate::pictures;
 use crate::progress::{Activity, StageBar};
-use crate::recipes::is_set;
+use crate::recipes::SetKeys;
 use crate::run_end::{EndedRun, print_scores};
+use crate::training::{
+    Probes, Trained, load_recipe, print_bad_samples, print_done, print_stopped, train_session,
+};
 
 /// Key of the size of views that are listed one by one.
 const SIZE_KEY: &str = "views.crops.0.size_px";
@@ -114,7 +115,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let rank = launch.rank;
     let weights = recipe.init.as_ref().map(|init| init.weights.as_str());
     if let Some(preprocessing) = initial_preprocessing(&initial, &args.workdir, weights)? {
-        let notes = adopt_preprocessing(&mut recipe, &preprocessing, &args.overrides);
+        let keys = SetKeys::read(&args.recipe, &args.overrides)?;
+        let notes = adopt_preprocessing(&mut recipe, &preprocessing, &keys);
         if rank == 0 {
             notes.into_iter().for_each(say);
         }
@@ -133,7 +135,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         started: start,
     };
     let mut validation = None;
-    let Trained { plan, outcome, dataset } = pretrain(session, storage, |plan| {
+    let Trained { plan, outcome, dataset } = train_session(session, storage, |plan| {
         // Before the first step, so that classes that do not fit are told in time.
         if rank == 0 {
             validation = Some(open_validation(args, plan, storage)?);
@@ -166,9 +168,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         )?);
     }
     drop(classifier);
-    write_report(&args.workdir, storage, &device);
+    write_or_warn(&args.workdir, storage, &device);
     print_scores(&args.workdir);
-    let exported = export(&args.workdir, args.export)?;
+    let exported = export_requested(&args.workdir, args.export)?;
     let shards = plan.recipe.data.shard_lists();
     let ended = EndedRun {
         workdir: &args.workdir,
@@ -212,41 +214,42 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// Takes over the preprocessing of the weights: the channels, bits, decoding and normalization of
-/// images, and their size for views that are larger. What `overrides` set is kept. Returns a note
-/// on each value that has changed.
+/// images, and their size for views that are larger. What the recipe's text or a setting states, as
+/// `keys` tells, is kept; only the views of a built-in recipe, which is for weights of any size,
+/// are reduced. Returns a note on each value that has changed.
 fn adopt_preprocessing(
     recipe: &mut Recipe,
     preprocessing: &Preprocessing,
-    overrides: &[String],
+    keys: &SetKeys<'_>,
 ) -> Vec<String> {
     let before = recipe.clone();
     let data = &mut recipe.data;
     let pixels = &preprocessing.pixels;
     let n_channels = pixels.normalization.n_channels();
-    if !is_set(overrides, "data.channels") && recipe.model.n_channels() == n_channels {
+    if !keys.contains("data.channels") && recipe.model.n_channels() == n_channels {
         data.channels = n_channels;
     }
-    if !is_set(overrides, "data.normalization") && data.channels == n_channels {
+    if !keys.contains("data.normalization") && data.channels == n_channels {
         data.normalization = pixels.normalization.clone();
     }
-    if !is_set(overrides, "data.bits") {
+    if !keys.contains("data.bits") {
         data.depth = pixels.depth;
     }
     let decoding = preprocessing.decoding;
-    if !is_set(overrides, "data.apply_exif") {
+    if !keys.contains("data.apply_exif") {
         data.apply_exif = decoding.apply_exif;
     }
-    if !is_set(overrides, "data.background") {
+    if !keys.contains("data.background") {
         data.background = decoding.background;
     }
-    if !is_set(overrides, "data.bits_used") {
+    if !keys.contains("data.bits_used") {
         data.bits_used = decoding.bits_used;
     }
-    if !is_set(overrides, "data.no_data") {
+    if !keys.contains("data.no_data") {
         data.no_data = decoding.no_data;
     }
     let mut notes = changed_data(&before, recipe);
-    if !is_set(overrides, SIZE_KEY) {
+    if !keys.contains_own(SIZE_KEY) {
         // The positions of a network may be of smaller images than its file says.
         let size_px = preprocessing.transform.size_px.min(recipe.model.image_px() as u32);
         recipe.views.limit_sizes(size_px);
@@ -320,23 +323,4 @@ fn print_classified(classified: &Classified, validation: &ImageSet) {
         None => out!("top-1 in %  {value:.2} ({low:.1} - {high:.1})"),
     }
     out!("expected calibration error in %  {:.2}", classified.calibration.ece);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_key_is_set_with_its_section_or_with_a_part_of_it() {
-        for (entry, expected) in [
-            ("data.normalization={mean=[0.5],std=[0.5]}", true),
-            ("data.normalization.mean=[0.5]", true),
-            (" data = {}", true),
-            ("data.normalizations=1", false),
-            ("data.bits=16", false),
-            ("optim.lr=1", false),
-        ] {
-            assert_eq!(is_set(&[entry.to_string()], "data.normalization"), expected, "{entry}");
-        }
-    }
 }

@@ -22,7 +22,6 @@ use trainer::run::Outcome;
 use weights::{Format, Hints};
 
 use super::export::model_card;
-use super::pretrain::{Probes, Trained, pretrain};
 use super::probe::print_table;
 use super::report::write_beside;
 use crate::cluster::compute;
@@ -30,6 +29,7 @@ use crate::console::say;
 use crate::exit::PREEMPTED;
 use crate::progress::{Activity, StageBar, format_duration};
 use crate::recipes;
+use crate::training::{Probes, Trained, train_session};
 
 /// Flags of `quickstart`.
 #[derive(clap::Args)]
@@ -85,7 +85,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         stop: Arc::default(),
         started: start,
     };
-    let Trained { outcome, .. } = pretrain(session, storage, |_| Ok(Probes::default()))?;
+    let Trained { outcome, .. } = train_session(session, storage, |_| Ok(Probes::default()))?;
     if outcome == Outcome::Stopped {
         say("stopped by a signal: run the same command to resume");
         return Ok(ExitCode::from(PREEMPTED));

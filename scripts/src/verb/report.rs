@@ -19,23 +19,12 @@ use session::{EvaluatedNetwork, open_local};
 use crate::cluster::compute::DeviceFlag;
 use crate::console::say;
 use crate::network_flags::NetworkFlags;
-use crate::pictures;
+use crate::pictures::{self, CANDIDATES, candidates_after};
 use crate::progress::{Activity, StageBar};
 use crate::weights_report::WeightsReport;
 
 /// Default number of images of each sheet.
 const N_IMAGES: usize = 8;
-
-/// Default number of images among which neighbors are searched.
-const CANDIDATES: u64 = 1000;
-
-/// Least number of images among which neighbors are searched after a short run.
-const LEAST_CANDIDATES: u64 = 100;
-
-/// Images that a run has trained on for each image whose neighbors are searched after it: a step
-/// takes several times as long for an image as its features, so that pictures take a few percent
-/// of the time of a run.
-const TRAINED_PER_CANDIDATE: u64 = 4;
 
 /// Flags of `report`.
 #[derive(Default, clap::Args)]
@@ -173,11 +162,13 @@ pub(crate) fn write_beside(
     Ok(out)
 }
 
-/// Returns the number of images among which neighbors are searched after `n_steps` steps of
-/// `batch_size` images.
-pub(crate) fn candidates_after(n_steps: u64, batch_size: usize) -> u64 {
-    let n_trained = n_steps.saturating_mul(batch_size as u64);
-    (n_trained / TRAINED_PER_CANDIDATE).clamp(LEAST_CANDIDATES, CANDIDATES)
+/// Writes the page of the run in `workdir` as [`write_beside`], with its neighbors; a failure is
+/// reported.
+pub(crate) fn write_or_warn(workdir: &Path, storage: &Storage, device: &Device) {
+    match write_beside(workdir, true, storage, device) {
+        Ok(page) => say(format!("report: {}", page.display())),
+        Err(error) => say(format!("warning: could not write the report: {error:#}")),
+    }
 }
 
 /// Opens the images `specs` of `--images`.
@@ -253,17 +244,4 @@ fn create_gallery(
     gallery.network_description =
         format!("the {} at step {step}, with {}", open.network_name, open.transform);
     Ok(gallery)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn short_runs_have_fewer_candidates() {
-        assert_eq!(candidates_after(3, 32), LEAST_CANDIDATES);
-        assert_eq!(candidates_after(24, 64), 384);
-        assert_eq!(candidates_after(625, 64), CANDIDATES);
-        assert_eq!(candidates_after(u64::MAX, 64), CANDIDATES);
-    }
 }

@@ -14,6 +14,7 @@ use kernels::device::{DeviceKind, Opened};
 use networks::{ModelConfig, Positions};
 use pipeline::Storage;
 use pipeline::words::counted;
+use trainer::recipe::is_set;
 use trainer::run::format_time;
 use trainer::{Length, Plan, Recipe, TrainError};
 use weights::Hints;
@@ -34,6 +35,9 @@ const HOUR_S: f64 = 3600.0;
 /// Largest side of the views with which transformers are continued: that of published recipes.
 const MOST_VIEW_PX: usize = 224;
 
+/// Key of the images of a step.
+const BATCH_SIZE: &str = "optim.batch_size";
+
 /// What a recipe is chosen for.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
@@ -41,7 +45,7 @@ pub struct Wish<'a> {
     pub hours: f64,
     /// Built-in recipes: their names and texts.
     pub recipes: &'a [(&'a str, &'a str)],
-    /// Shards or folders of images.
+    /// Shards or folders of images; none if a setting names them.
     pub shards: &'a [String],
     /// Settings of `--set`, which take precedence over those of the choice.
     pub overrides: &'a [String],
@@ -78,6 +82,8 @@ struct Estimate {
     candidate: &'static Candidate,
     recipe: Recipe,
     settings: Vec<String>,
+    /// Why a step has as many images as it has.
+    batch_reason: &'static str,
     plan: Plan,
     step_s: f64,
     epochs: f64,
@@ -87,9 +93,9 @@ struct Estimate {
 ///
 /// # Errors
 /// [`SessionError`] when the images or the weights cannot be opened, or if no recipe can be run
-/// with the settings of the wish.
+/// with the settings of the wish; [`SessionError::NoShards`] without images.
 pub fn advise(wish: &Wish<'_>, storage: &Storage) -> Result<Advice, SessionError> {
-    if wish.shards.is_empty() {
+    if wish.shards.is_empty() && !is_set(wish.overrides, "data.shards") {
         return Err(SessionError::NoShards);
     }
     let model = match &wish.initial.weights {
@@ -214,7 +220,10 @@ fn read(
         Some(model) => Ok(model.clone()),
         None => initial::model(wish.initial, None, weights).map_err(|error| error.to_string()),
     })?;
-    recipe.data.shards = wish.shards.to_vec();
+    // Built-in recipes have none: without shards, a setting names them.
+    if !wish.shards.is_empty() {
+        recipe.data.shards = wish.shards.to_vec();
+    }
     recipe.optim.length = Length::from_hours(wish.hours);
     Ok(recipe)
 }
@@ -267,18 +276,24 @@ fn estimate(
     let model = situation.model.as_ref();
     let mut recipe = read(wish, candidate, &settings, model)?;
     let n_images = situation.images.n;
-    let is_set = wish.overrides.iter().any(|entry| entry.trim_start().starts_with("optim.batch_size"));
-    if !is_set && recipe.optim.batch_size as u64 > n_images {
-        settings.push(format!("optim.batch_size={}", batch_within(recipe.optim.batch_size, n_images)));
+    let batch_reason = if is_set(wish.overrides, BATCH_SIZE) {
+        "as --set says"
+    } else if recipe.optim.batch_size as u64 > n_images {
+        settings.push(format!("{BATCH_SIZE}={}", batch_within(recipe.optim.batch_size, n_images)));
         recipe = read(wish, candidate, &settings, model)?;
-    }
+        "so that no image is in a batch twice"
+    } else if is_set(&settings, BATCH_SIZE) {
+        "fewer than in the recipe, so that there are more steps"
+    } else {
+        "as in the recipe"
+    };
     let mut known = recipe.clone();
     frozen::open(&mut known, None)?;
     let plan = plan_alone(known, wish.device)?;
     let step_s = speed.step_s(&plan)?;
     let batch_size = plan.recipe.optim.batch_size as f64;
     let epochs = HOUR_S * wish.hours / step_s * batch_size / n_images.max(1) as f64;
-    Ok(Estimate { candidate, recipe, settings, plan, step_s, epochs })
+    Ok(Estimate { candidate, recipe, settings, batch_reason, plan, step_s, epochs })
 }
 
 /// Halves `batch_size` until no more than `n_images` are left, so that none repeats within a batch.
@@ -309,28 +324,30 @@ fn choose(estimates: &[Estimate]) -> Option<usize> {
 /// Describes the choice `index` and its reasons.
 fn lines(wish: &Wish<'_>, situation: &Situation, estimates: &[Estimate], index: usize) -> Vec<String> {
     let chosen = &estimates[index];
-    let Estimate { candidate, recipe, plan, step_s, epochs, .. } = chosen;
+    let Estimate { candidate, recipe, batch_reason, plan, step_s, epochs, .. } = chosen;
     let hours = hours_in_words(wish.hours);
     let is_too_short = *epochs < candidate.least_epochs;
     let network_reason = match estimates.get(index + 1) {
         Some(larger) => format!(
-            "the next larger choice ({}) would see each image {} times in {hours}",
+            "the next larger choice, {} with views of {} px, would see each image {} times in {hours}, \
+             and it is chosen from {} on",
             describe_network(&larger.recipe.model),
-            rounded(larger.epochs)
+            view_px(&larger.plan),
+            rounded(larger.epochs),
+            rounded(larger.candidate.best_epochs)
         ),
-        None if is_too_short => "larger ones would see each image even less often".into(),
-        None => "none of the larger choices suits the images, the weights and this machine".into(),
+        None if is_too_short => "a larger one would see each image even less often".into(),
+        None => "no larger choice suits the images, the weights and this machine".into(),
     };
-    let view_px = plan.multicrop().groups().first().map_or(0, |group| group.size_px);
     let images_reason = match (candidate.view_px, situation.images.side_px) {
         (None, _) => "the size that the weights are for".to_string(),
         (Some(_), Some(side_px)) => {
-            format!("the short side of the images is {side_px} px (median of a few)")
+            format!("the images have {side_px} px (the short side, the median of a few)")
         }
-        (Some(_), None) => "the images are on a server, and their size is not known".to_string(),
+        (Some(_), None) => "the size of the images is not known, because they are on a server".to_string(),
     };
     let length_reason = if is_too_short {
-        format!("fewer than {} help little: give more hours, if you can", rounded(candidate.least_epochs))
+        format!("fewer than {} may help little: give more hours, if you can", rounded(candidate.least_epochs))
     } else {
         candidate.evidence.to_string()
     };
@@ -342,9 +359,9 @@ fn lines(wish: &Wish<'_>, situation: &Situation, estimates: &[Estimate], index: 
             candidate.reason
         ),
         format!("network: {}; {network_reason}", describe_network(&recipe.model)),
-        format!("images: views of {view_px} px; {images_reason}"),
+        format!("images: views of {} px; {images_reason}", view_px(plan)),
         format!(
-            "batch: {} a step, which takes about {} here by an estimate",
+            "batch: {} a step, {batch_reason}; a step takes about {} here, by an estimate",
             counted(recipe.optim.batch_size as u64, "image"),
             format_time(*step_s)
         ),
@@ -354,6 +371,11 @@ fn lines(wish: &Wish<'_>, situation: &Situation, estimates: &[Estimate], index: 
             counted(situation.images.n, "image")
         ),
     ]
+}
+
+/// Returns the side of the first views of `plan` in pixels.
+fn view_px(plan: &Plan) -> u32 {
+    plan.multicrop().groups().first().map_or(0, |group| group.size_px)
 }
 
 /// Describes a backbone in a few words.
@@ -459,8 +481,15 @@ mod tests {
         for (candidate, epochs) in CANDIDATES.iter().zip(epochs) {
             let recipe = recipe(candidate);
             let plan = trainer::resolve(recipe.clone(), 1000).unwrap();
-            let settings = Vec::new();
-            estimates.push(Estimate { candidate, recipe, settings, plan, step_s: 1.0, epochs: *epochs });
+            estimates.push(Estimate {
+                candidate,
+                recipe,
+                settings: Vec::new(),
+                batch_reason: "as in the recipe",
+                plan,
+                step_s: 1.0,
+                epochs: *epochs,
+            });
         }
         estimates
     }
@@ -501,9 +530,9 @@ mod tests {
         assert_eq!(lines.len(), 5);
         for (line, parts) in lines.iter().zip([
             ["method: LeJEPA (recipe lejepa_cifar), because ", "docs/methods.md"],
-            ["network: a ViT of 5.", "would see each image 1.4 times in 8 hours"],
+            ["network: a ViT of 5.", "views of 128 px, would see each image 1.4 times in 8 hours"],
             ["images: views of 64 px; ", "160 px"],
-            ["batch: 64 images a step, ", "about 1.0 s"],
+            ["batch: 64 images a step, as in the recipe; ", "about 1.0 s"],
             ["length: about 61 passes over 9,469 images in 8 hours; ", "33 passes"],
         ]) {
             assert!(line.starts_with(parts[0]) && line.contains(parts[1]), "{line}");

@@ -78,30 +78,41 @@ const UNMEASURED_LEAST_IMAGES_DINO: u64 = 100_000;
 /// Fewest images of a run that begins with weights.
 const UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS: u64 = 300;
 
-/// Epochs of `lejepa_cifar` on 10,000 images of CIFAR-10 that score k-NN 38.8 and 39.1
+/// Epochs of `lejepa_cifar` at 32 px on 10,000 images of CIFAR-10 that score k-NN 38.8 and 39.1
 /// (docs/methods.md); a random network scores 29.8.
 const LEAST_EPOCHS_LEJEPA: f64 = 10.0;
 
 /// Epochs of the same that score k-NN 45.5 and 46.7 (docs/methods.md): the longest run so far.
 const BEST_EPOCHS_LEJEPA: f64 = 33.0;
 
-/// Epochs of `lejepa_vits8_imagenette` as published, on 9,469 images (its header). The run has not
-/// been repeated with this program, and nothing is known of shorter ones.
-const UNMEASURED_BEST_EPOCHS_VITS8: f64 = 100.0;
+/// Epochs of LeJEPA on larger images or with larger networks: a guess from those at 32 px.
+const UNMEASURED_LEAST_EPOCHS_LEJEPA: f64 = LEAST_EPOCHS_LEJEPA;
 
-/// Epochs of `dino_vits16` as published, on 1.28 M images (its header).
+/// Epochs of LeJEPA at 64 px: a guess from those at 32 px.
+const UNMEASURED_BEST_EPOCHS_64_PX: f64 = BEST_EPOCHS_LEJEPA;
+
+/// Epochs of LeJEPA with a ViT-S: a guess. The published run of `lejepa_vits8_imagenette`, on 9,469
+/// images, has 800 (its header); it has not been repeated with this program, and nothing is known
+/// of shorter ones.
+const UNMEASURED_BEST_EPOCHS_VITS: f64 = 100.0;
+
+/// Epochs of the published run of `dino_vits16`, on 1.28 M images (its header).
 const BEST_EPOCHS_DINO: f64 = 100.0;
 
 /// Epochs of `dino_vits16` below which it is not worth its teacher.
 const UNMEASURED_LEAST_EPOCHS_DINO: f64 = 30.0;
 
-/// Epochs of continued training that score k-NN 36.5 on CIFAR-10, as after eight
+/// Epochs of training a small transformer further that score k-NN 36.5 on CIFAR-10, as after eight
 /// (docs/continue.md).
 const BEST_EPOCHS_CONTINUED: f64 = 10.0;
 
 /// Epochs of the same, 300 steps, that score k-NN 33.5, where the weights score 31.6
 /// (docs/continue.md).
 const LEAST_EPOCHS_CONTINUED: f64 = 2.0;
+
+/// Epochs of training larger networks further: a guess from those of a small transformer.
+const UNMEASURED_BEST_EPOCHS_CONTINUED: f64 = BEST_EPOCHS_CONTINUED;
+const UNMEASURED_LEAST_EPOCHS_CONTINUED: f64 = LEAST_EPOCHS_CONTINUED;
 
 /// Epochs of distillation. In five minutes a distilled ViT-Ti scores k-NN 37.6, the same with
 /// LeJEPA 35.2 (docs/methods.md); other lengths were not compared.
@@ -126,6 +137,9 @@ const EPOCHS_ON_LARGER_IMAGES: &str =
     "how many are best at this size is not measured; on CIFAR-10, 33 passes scored more than 10";
 
 const EPOCHS_OF_CONTINUED: &str = "on CIFAR-10, scores rose for about eight passes (docs/continue.md)";
+
+const EPOCHS_OF_LARGER_CONTINUED: &str =
+    "how many are best is not measured; a small network's scores rose for about eight (docs/continue.md)";
 
 const EPOCHS_UNKNOWN: &str = "how many are best is not measured";
 
@@ -154,8 +168,8 @@ pub(super) static CANDIDATES: [Candidate; 11] = [
         needs_gpu: false,
         view_px: Some(64),
         least_images: UNMEASURED_LEAST_IMAGES,
-        least_epochs: LEAST_EPOCHS_LEJEPA,
-        best_epochs: BEST_EPOCHS_LEJEPA,
+        least_epochs: UNMEASURED_LEAST_EPOCHS_LEJEPA,
+        best_epochs: UNMEASURED_BEST_EPOCHS_64_PX,
         reason: LEJEPA,
         evidence: EPOCHS_ON_LARGER_IMAGES,
     },
@@ -177,8 +191,8 @@ pub(super) static CANDIDATES: [Candidate; 11] = [
         needs_gpu: false,
         view_px: Some(64),
         least_images: UNMEASURED_LEAST_IMAGES,
-        least_epochs: LEAST_EPOCHS_LEJEPA,
-        best_epochs: BEST_EPOCHS_LEJEPA,
+        least_epochs: UNMEASURED_LEAST_EPOCHS_LEJEPA,
+        best_epochs: UNMEASURED_BEST_EPOCHS_64_PX,
         reason: LEJEPA,
         evidence: EPOCHS_ON_LARGER_IMAGES,
     },
@@ -192,8 +206,8 @@ pub(super) static CANDIDATES: [Candidate; 11] = [
         needs_gpu: false,
         view_px: Some(128),
         least_images: UNMEASURED_LEAST_IMAGES_LARGE,
-        least_epochs: LEAST_EPOCHS_LEJEPA,
-        best_epochs: UNMEASURED_BEST_EPOCHS_VITS8,
+        least_epochs: UNMEASURED_LEAST_EPOCHS_LEJEPA,
+        best_epochs: UNMEASURED_BEST_EPOCHS_VITS,
         reason: LEJEPA,
         evidence: "the published run on 9,469 images has 800 passes; shorter ones are not measured",
     },
@@ -206,8 +220,8 @@ pub(super) static CANDIDATES: [Candidate; 11] = [
         needs_gpu: false,
         view_px: Some(224),
         least_images: UNMEASURED_LEAST_IMAGES_LARGE,
-        least_epochs: LEAST_EPOCHS_LEJEPA,
-        best_epochs: UNMEASURED_BEST_EPOCHS_VITS8,
+        least_epochs: UNMEASURED_LEAST_EPOCHS_LEJEPA,
+        best_epochs: UNMEASURED_BEST_EPOCHS_VITS,
         reason: LEJEPA,
         evidence: EPOCHS_UNKNOWN,
     },
@@ -257,10 +271,10 @@ pub(super) static CANDIDATES: [Candidate; 11] = [
         needs_gpu: false,
         view_px: None,
         least_images: UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS,
-        least_epochs: LEAST_EPOCHS_CONTINUED,
-        best_epochs: BEST_EPOCHS_CONTINUED,
+        least_epochs: UNMEASURED_LEAST_EPOCHS_CONTINUED,
+        best_epochs: UNMEASURED_BEST_EPOCHS_CONTINUED,
         reason: CONTINUED,
-        evidence: EPOCHS_OF_CONTINUED,
+        evidence: EPOCHS_OF_LARGER_CONTINUED,
     },
     Candidate {
         recipe: "dinov3_continue",
@@ -271,10 +285,10 @@ pub(super) static CANDIDATES: [Candidate; 11] = [
         needs_gpu: false,
         view_px: None,
         least_images: UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS,
-        least_epochs: LEAST_EPOCHS_CONTINUED,
-        best_epochs: BEST_EPOCHS_CONTINUED,
+        least_epochs: UNMEASURED_LEAST_EPOCHS_CONTINUED,
+        best_epochs: UNMEASURED_BEST_EPOCHS_CONTINUED,
         reason: CONTINUED,
-        evidence: EPOCHS_OF_CONTINUED,
+        evidence: EPOCHS_OF_LARGER_CONTINUED,
     },
     Candidate {
         recipe: "lejepa_vits16",
@@ -285,8 +299,8 @@ pub(super) static CANDIDATES: [Candidate; 11] = [
         needs_gpu: false,
         view_px: None,
         least_images: UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS,
-        least_epochs: LEAST_EPOCHS_CONTINUED,
-        best_epochs: BEST_EPOCHS_CONTINUED,
+        least_epochs: UNMEASURED_LEAST_EPOCHS_CONTINUED,
+        best_epochs: UNMEASURED_BEST_EPOCHS_CONTINUED,
         reason: "weights of a convolutional network are given, which has no patches to mask \
                  (docs/continue.md)",
         evidence: EPOCHS_UNKNOWN,
@@ -332,43 +346,106 @@ impl Candidate {
     }
 }
 
-/// Returns a warning if `n_images` are fewer than the recipe called `recipe` is chosen for; `None`
-/// for a recipe that is never chosen.
-pub fn few_images_warning(recipe: &str, n_images: u64) -> Option<String> {
-    let candidates = CANDIDATES.iter().filter(|candidate| candidate.recipe == recipe);
-    let candidate = candidates.min_by_key(|candidate| candidate.least_images)?;
-    if n_images >= candidate.least_images {
+/// Returns a warning if `n_images` are fewer than the recipe called `recipe` is chosen for, given
+/// whether the run begins with weights; `None` for a recipe that is never chosen.
+pub fn few_images_warning(recipe: &str, has_weights: bool, n_images: u64) -> Option<String> {
+    let mut is_chosen = false;
+    // A recipe that is chosen only with weights has some.
+    let mut least_images = UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS;
+    let mut is_random = false;
+    for candidate in CANDIDATES.iter().filter(|candidate| candidate.recipe == recipe) {
+        is_chosen = true;
+        if candidate.role == Role::FromRandom && !has_weights {
+            is_random = true;
+            least_images = candidate.least_images;
+        }
+    }
+    if !is_chosen || n_images >= least_images {
         return None;
     }
-    Some(format!(
-        "{} may be too few for recipe {recipe}, which is meant for {} or more, by a guess that is not \
-         measured: published weights may be a better start, or better as they are (docs/continue.md)",
-        counted(n_images, "image"),
-        thousands(candidate.least_images)
-    ))
+    let images = counted(n_images, "image");
+    let least = thousands(least_images);
+    Some(if is_random {
+        format!(
+            "{images} may be too few for recipe {recipe} from random weights, which takes {least} or more by \
+             a guess that is not measured: published weights may be a better start, or better as they are \
+             (docs/continue.md)"
+        )
+    } else {
+        format!(
+            "{images} may be too few for recipe {recipe} from weights, which takes {least} or more by a \
+             guess that is not measured: the weights may be better as they are, which `ocelli probe` tells \
+             (docs/continue.md)"
+        )
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// All weights have a candidate, also on a CPU; those for the same weights have room for images
-    /// of any size.
+    /// Kinds of weights.
+    const ALL_GIVEN: [Given; 5] = [
+        Given::Nothing,
+        Given::SmallTransformer,
+        Given::Transformer,
+        Given::RotaryTransformer,
+        Given::Convolutional,
+    ];
+
+    /// Returns the recipes of the candidates for many images whose short side is `side_px`.
+    fn recipes(given: Given, is_gpu: bool, side_px: Option<u32>) -> Vec<&'static str> {
+        let mut recipes = Vec::new();
+        for candidate in &CANDIDATES {
+            if candidate.is_possible(given, is_gpu) && candidate.suits(100_000, side_px) {
+                recipes.push(candidate.recipe);
+            }
+        }
+        recipes
+    }
+
+    /// All weights have candidates for images from 32 px on, also on a CPU; larger images have
+    /// more.
     #[test]
     fn all_weights_have_a_candidate() {
-        for given in [
-            Given::Nothing,
-            Given::SmallTransformer,
-            Given::Transformer,
-            Given::RotaryTransformer,
-            Given::Convolutional,
+        const CIFAR: &str = "lejepa_cifar";
+        const IMAGENETTE: &str = "lejepa_vits8_imagenette";
+        for (given, side_px, expected) in [
+            (Given::Nothing, Some(21), vec![]),
+            (Given::Nothing, Some(32), vec![CIFAR]),
+            (Given::Nothing, Some(64), vec![CIFAR; 3]),
+            (Given::Nothing, Some(96), vec![CIFAR, CIFAR, CIFAR, IMAGENETTE]),
+            (Given::Nothing, Some(224), vec![CIFAR, CIFAR, CIFAR, IMAGENETTE, "lejepa_vits16"]),
+            (Given::SmallTransformer, Some(8), vec!["dinov2_cifar"]),
+            (Given::SmallTransformer, Some(500), vec!["dinov2_cifar"]),
+            (Given::Transformer, Some(32), vec!["dinov2_continue"]),
+            (Given::Transformer, Some(96), vec!["distill_vits16", "dinov2_continue"]),
+            (Given::RotaryTransformer, Some(32), vec!["dinov3_continue"]),
+            (Given::RotaryTransformer, Some(96), vec!["distill_vits16", "dinov3_continue"]),
+            (Given::Convolutional, Some(32), vec!["lejepa_vits16"]),
+            (Given::Convolutional, Some(96), vec!["distill_vits16", "lejepa_vits16"]),
         ] {
-            let mut possible = CANDIDATES.iter().filter(|candidate| candidate.is_possible(given, false));
-            assert!(possible.any(|candidate| candidate.suits(100_000, Some(32))), "{given:?}");
+            assert_eq!(recipes(given, false, side_px), expected, "{given:?}, {side_px:?} px");
+        }
+        let with_gpu = recipes(Given::Nothing, true, None);
+        assert_eq!(with_gpu.last(), Some(&"dino_vits16"));
+        assert!(!recipes(Given::Nothing, false, None).contains(&"dino_vits16"));
+    }
+
+    /// The fewest images by kind of weights, and what has to agree within a candidate.
+    #[test]
+    fn numbers_of_a_candidate_agree() {
+        for given in ALL_GIVEN {
+            let possible = CANDIDATES.iter().filter(|candidate| candidate.is_possible(given, false));
+            let least = possible.map(|candidate| candidate.least_images).min().unwrap();
+            let expected = if given == Given::Nothing { 1000 } else { 300 };
+            assert_eq!(least, expected, "{given:?}");
         }
         for candidate in &CANDIDATES {
             assert!(candidate.least_epochs <= candidate.best_epochs, "{candidate:?}");
             assert_eq!(candidate.role == Role::FromRandom, candidate.given == [Given::Nothing]);
+            // Views of a size that the weights determine are those of weights that are continued.
+            assert_eq!(candidate.role == Role::Continues, candidate.view_px.is_none(), "{candidate:?}");
         }
     }
 
@@ -376,17 +453,31 @@ mod tests {
     fn views_may_be_somewhat_larger_than_images() {
         let large = &CANDIDATES[4];
         assert_eq!((large.recipe, large.view_px), ("lejepa_vits16", Some(224)));
-        assert!(large.suits(10_000, Some(160)) && large.suits(10_000, None));
-        assert!(!large.suits(10_000, Some(100)) && !large.suits(10, Some(500)));
+        assert!(large.suits(3000, Some(150)) && large.suits(3000, None));
+        assert!(!large.suits(3000, Some(149)) && !large.suits(2999, Some(500)));
     }
 
     #[test]
     fn few_images_cause_a_warning() {
-        assert_eq!(few_images_warning("lejepa_cifar", 1000), None);
-        assert_eq!(few_images_warning("mine", 1), None);
-        let warning = few_images_warning("lejepa_cifar", 24).unwrap();
+        assert_eq!(few_images_warning("lejepa_cifar", false, 1000), None);
+        assert_eq!(few_images_warning("mine", false, 1), None);
+        assert_eq!(few_images_warning("mine", true, 1), None);
+        let warning = few_images_warning("lejepa_cifar", false, 24).unwrap();
         assert!(warning.starts_with("24 images may be too few for recipe lejepa_cifar"), "{warning}");
-        let warning = few_images_warning("dinov2_continue", 24).unwrap();
-        assert!(warning.contains("300 or more"), "{warning}");
+        assert!(warning.contains("1,000 or more") && warning.contains("a better start"), "{warning}");
+        // The same recipe begins with random weights or with those of a convolutional network.
+        let warning = few_images_warning("lejepa_vits16", false, 2999).unwrap();
+        assert!(warning.contains("3,000 or more"), "{warning}");
+        assert_eq!(few_images_warning("lejepa_vits16", true, 300), None);
+        for (recipe, has_weights) in [
+            ("lejepa_vits16", true),
+            ("lejepa_cifar", true),
+            ("dinov2_continue", true),
+            ("distill_vits16", false),
+        ] {
+            let warning = few_images_warning(recipe, has_weights, 299).unwrap();
+            assert!(warning.contains("300 or more"), "{warning}");
+            assert!(!warning.contains("a better start"), "there are weights: {warning}");
+        }
     }
 }

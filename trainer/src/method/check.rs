@@ -37,9 +37,9 @@ pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> 
     Ok(())
 }
 
-/// Returns a warning if `model`, the recipe's backbone, has a setting for masks without effect: none
-/// of `networks` takes masks and also sees smaller views. It is no error, because runs that began
-/// with such a setting must be resumed with it.
+/// Returns a warning if `model`, the recipe's backbone, has a setting for masks without effect:
+/// none of `networks` takes masks and also sees smaller views. It is no error, because runs that
+/// began with such a setting must be resumed with it.
 pub(crate) fn idle_setting_of_masks(networks: &[NetworkSpec], model: &ModelConfig) -> Option<String> {
     let key = model.setting_of_masks()?;
     if networks.iter().all(|network| !network.takes_masks) {

@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize, Serializer};
 pub use self::channels::{MissingSetting, PixelFacts, describe_missing};
 use self::optim::OptimConfig;
 use self::parse::override_key;
+pub use self::parse::{StatedKeys, is_set};
 use self::schema::Form;
 pub use self::schema::{Key, distinct_paths};
 pub use self::template::{TemplateRequest, Templates};

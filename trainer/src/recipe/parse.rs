@@ -2,6 +2,7 @@
 
 use serde::de::DeserializeOwned;
 
+use super::flat::flatten;
 use super::schema::{Form, mistakes};
 
 /// Value of `model.arch`, or of `model`, for the backbone of the weights that a run starts with.
@@ -26,13 +27,7 @@ pub(super) fn parse_recipe<T: DeserializeOwned>(
     form: &Form,
     read_model: Option<ReadModel<'_>>,
 ) -> Result<T, String> {
-    let mut table: toml::Table =
-        text.parse().map_err(|error: toml::de::Error| error.to_string().trim_end().to_string())?;
-    if PLAN_KEYS.iter().all(|key| table.contains_key(*key))
-        && let Some(toml::Value::Table(recipe)) = table.remove("recipe")
-    {
-        table = recipe;
-    }
+    let Text { mut table, .. } = Text::read(text)?;
     for entry in overrides {
         set(&mut table, entry)?;
     }
@@ -45,6 +40,73 @@ pub(super) fn parse_recipe<T: DeserializeOwned>(
         all => return Err(format!("{} mistakes:\n  {}", all.len(), all.join("\n  "))),
     }
     T::deserialize(table).map_err(|error| error.to_string().trim_end().to_string())
+}
+
+/// Text of a recipe as a table.
+struct Text {
+    /// The recipe.
+    table: toml::Table,
+    /// Whether it is that of the plan of a run.
+    is_plan: bool,
+}
+
+impl Text {
+    /// Reads `text`, a recipe or the plan of a run.
+    fn read(text: &str) -> Result<Self, String> {
+        let mut table: toml::Table =
+            text.parse().map_err(|error: toml::de::Error| error.to_string().trim_end().to_string())?;
+        if PLAN_KEYS.iter().all(|key| table.contains_key(*key))
+            && let Some(toml::Value::Table(recipe)) = table.remove("recipe")
+        {
+            return Ok(Self { table: recipe, is_plan: true });
+        }
+        Ok(Self { table, is_plan: false })
+    }
+}
+
+/// Keys that the text of a recipe states.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatedKeys {
+    /// Keys with their values, such as `optim.lr` and `optim.length.epochs`.
+    keys: Vec<String>,
+    /// Whether the text is the plan of a run, which has every value: a key that is absent there has
+    /// its default.
+    is_plan: bool,
+}
+
+impl StatedKeys {
+    /// Reads the keys of `text`, a recipe or the plan of a run.
+    ///
+    /// # Errors
+    /// A message in words if `text` is not TOML.
+    pub fn read(text: &str) -> Result<Self, String> {
+        let Text { table, is_plan } = Text::read(text)?;
+        let mut values = Vec::new();
+        flatten("", &toml::Value::Table(table), &mut values);
+        let keys = values.into_iter().map(|(key, _)| key).collect();
+        Ok(Self { keys, is_plan })
+    }
+
+    /// Returns whether the text states `key`, a part of it, or a list that it is in.
+    pub fn contains(&self, key: &str) -> bool {
+        self.is_plan || self.keys.iter().any(|stated| overlap(stated, key))
+    }
+}
+
+/// Returns whether `overrides` of the form `optim.lr=1e-3` set `key`, a part of it, or the section
+/// that it is in.
+pub fn is_set(overrides: &[String], key: &str) -> bool {
+    overrides.iter().any(|entry| entry.contains('=') && overlap(override_key(entry), key))
+}
+
+/// Returns whether one of two keys is the other, or within it.
+fn overlap(key: &str, other: &str) -> bool {
+    is_within(key, other) || is_within(other, key)
+}
+
+/// Returns whether the key `path` is `outer` or within it.
+fn is_within(path: &str, outer: &str) -> bool {
+    path.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// Replaces the model of `recipe` by that of the weights that it starts with, if `model.arch` is
@@ -135,7 +197,7 @@ impl<'a> Container<'a> {
 
 #[cfg(test)]
 mod tests {
-    use crate::recipe::Recipe;
+    use crate::recipe::{Recipe, StatedKeys, is_set};
 
     const RECIPE: &str = r#"
 name = "r"
@@ -195,6 +257,37 @@ warmup = { steps = 1 }
         let read = Recipe::parse(&plan.to_toml(), "r", &["optim.lr=0.5".into()]).unwrap();
         assert_eq!(read.optim.lr, 0.5);
         assert_eq!(Recipe { optim: plan.recipe.optim.clone(), ..read }, plan.recipe);
+    }
+
+    #[test]
+    fn a_key_is_set_with_its_section_or_with_a_part_of_it() {
+        for (entry, expected) in [
+            ("data.normalization={mean=[0.5],std=[0.5]}", true),
+            ("data.normalization.mean=[0.5]", true),
+            (" data = {}", true),
+            ("data.normalizations=1", false),
+            ("data.normalization", false),
+            ("data.bits=16", false),
+            ("optim.lr=1", false),
+        ] {
+            assert_eq!(is_set(&[entry.to_string()], "data.normalization"), expected, "{entry}");
+        }
+    }
+
+    /// A section is stated with its keys, of which others are not; a plan states everything.
+    #[test]
+    fn keys_of_a_text_are_stated() {
+        let stated = StatedKeys::read(RECIPE).unwrap();
+        for key in ["optim.lr", "optim.length", "optim.length.steps", "optim", "views.crops.0.size_px"] {
+            assert!(stated.contains(key), "{key}");
+        }
+        for key in ["optim.clip_norm", "data.normalization", "data", "optim.l", "model.depths"] {
+            assert!(!stated.contains(key), "{key}");
+        }
+        let plan = crate::resolve(Recipe::parse(RECIPE, "r", &[]).unwrap(), 64).unwrap();
+        let stated = StatedKeys::read(&plan.to_toml()).unwrap();
+        assert!(stated.contains("data.background") && stated.contains("data.bits"), "defaults");
+        assert!(StatedKeys::read("optim =").is_err());
     }
 
     #[test]

@@ -312,7 +312,7 @@ impl Plan {
 
     /// Returns the number of steps of the run, after the first `done`, that are followed by what is
     /// due every `every` steps, or at the end only if that is 0, and after the last step.
-    pub(crate) fn n_due(&self, every: u64, done: u64) -> u64 {
+    pub fn n_due(&self, every: u64, done: u64) -> u64 {
         if done >= self.total_steps {
             return 0;
         }

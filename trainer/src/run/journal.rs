@@ -299,7 +299,7 @@ fn is_probe_due(plan: &Plan, probe: &dyn Probe, done: u64) -> bool {
 
 /// Estimates the seconds of the probes after more than `done` steps, from the `seconds` that each
 /// has taken.
-pub(super) fn probes_left_s(plan: &Plan, probes: &[Box<dyn Probe>], seconds: &[f64], done: u64) -> f64 {
+pub fn probes_left_s(plan: &Plan, probes: &[Box<dyn Probe>], seconds: &[f64], done: u64) -> f64 {
     let mut left_s = 0.0;
     for (probe, probe_s) in probes.iter().zip(seconds) {
         let interval = probe.interval(plan.recipe.run.probe_every_steps, plan.total_steps);

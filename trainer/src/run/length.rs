@@ -1,27 +1,33 @@
 //! Length in steps of a run that is given minutes.
 //!
-//! A few steps are taken on the first batches of the run, with a row of metrics and a checkpoint.
-//! They are timed and forgotten: the run begins afterwards, from its initial weights. So the number
-//! of steps is known before the first one, whose rates depend on it, and a run with the same plan
-//! has the same bits. It is the largest one for which all parts fit into the time that is left:
+//! Steps are taken on the first batches of the run, with a row of metrics and a checkpoint. They
+//! are timed and forgotten: the run begins afterwards, from its initial weights. So the number of
+//! steps is known before the first one, whose rates depend on it, and a run with the same plan has
+//! the same bits. It is the largest one for which all parts fit into the time that is left:
 //!
 //! ```text
-//! left ≥ steps · step + rows · row + checkpoints · checkpoint + Σ evaluations · probe + ending
+//! left ≥ steps · step + rows · row + checkpoints · checkpoint + besides
+//! step = median of the means of five blocks of the later half of the timed steps
 //! ```
+//!
+//! The first seconds of a process are slower than those that follow: files are read for the first
+//! time, memory is new, a processor changes its clock. Hence the earlier half is not counted. The
+//! mean of a block counts steps that are slow every so often, which belong to a run; the median of
+//! the blocks leaves out a pause of the machine, which does not. Steps are timed until the blocks
+//! agree, or up to a share of the time.
 //!
 //! A checkpoint is written while steps are taken and counts in full, which is an upper bound. What
 //! begins later in a run, such as a second teacher, is not measured.
 
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use networks::probe::Probe;
 use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 
 use super::job::Job;
-use super::journal::{embeddings, probes_left_s};
+use super::journal::embeddings;
 use super::metrics::metrics_row;
 use super::stream::{BatchSource, Next, Stream};
 use crate::checkpoint::Saver;
@@ -30,18 +36,33 @@ use crate::recipe::plan::Plan;
 use crate::schedule::ScheduledValues;
 use crate::step::{StepReport, Trainer, Votes};
 
+/// Largest share of the minutes for which steps are timed.
+const MOST_SHARE: f64 = 0.04;
+
+/// Most seconds for which steps are timed.
+const MOST_TIMED_S: f64 = 180.0;
+
+/// Share of the minutes for which steps are timed if the blocks agree.
+const LEAST_SHARE: f64 = 0.01;
+
+/// Seconds for which steps are timed at least in long runs: long enough for a processor to lose the
+/// speed of its first seconds.
+const LEAST_TIMED_S: f64 = 60.0;
+
 /// Fewest steps that are timed, after the first, which warms up.
-const FEWEST_STEPS: usize = 3;
-
-/// Share of the minutes for which steps are timed.
-const TIMED_SHARE: f64 = 0.02;
-
-/// Most seconds for which steps are timed, long enough for a processor to lose the speed of its
-/// first seconds.
-const MOST_TIMED_S: f64 = 60.0;
+const FEWEST_STEPS: usize = 4;
 
 /// Share of the minutes after which one timed step is enough.
-const LATE_SHARE: f64 = 0.2;
+const LATE_SHARE: f64 = 0.1;
+
+/// Number of blocks of the later half of the timed steps.
+const N_BLOCKS: usize = 5;
+
+/// Fewest steps of a block whose mean says something.
+const FEWEST_OF_BLOCK: usize = 4;
+
+/// Share of their median by which the means of blocks that agree differ at most.
+const AGREEING: f64 = 0.02;
 
 /// Folder of the checkpoint that is timed. By its name, a run removes it if this process is killed.
 const TIMED_CHECKPOINT: &str = ".writing-timed";
@@ -49,7 +70,7 @@ const TIMED_CHECKPOINT: &str = ".writing-timed";
 /// Times of the parts of a run in seconds, measured on its slowest rank.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunTimes {
-    /// Mean time of a step.
+    /// Time of a step.
     pub step_s: f64,
     /// Number of steps that were timed.
     pub n_timed: usize,
@@ -57,43 +78,35 @@ pub struct RunTimes {
     pub row_s: f64,
     /// Time of a checkpoint.
     pub checkpoint_s: f64,
-    /// Time of an evaluation by each probe; empty until they have been rehearsed.
-    pub probes_s: Vec<f64>,
-    /// Time of what follows the last step; 0 until it is known.
-    pub ending_s: f64,
 }
 
 impl RunTimes {
-    /// Returns the seconds of the run of `plan` after its first `done` steps, with `probes`.
-    pub fn run_s(&self, plan: &Plan, probes: &[Box<dyn Probe>], done: u64) -> f64 {
+    /// Returns the seconds of the steps of `plan` after its first `done`, with their rows and
+    /// checkpoints.
+    pub fn run_s(&self, plan: &Plan, done: u64) -> f64 {
         let settings = &plan.recipe.run;
         let steps_s = plan.total_steps.saturating_sub(done) as f64 * self.step_s;
-        let n_rows = plan.n_due(settings.log_every_steps, done) as f64;
         let mut n_checkpoints = plan.n_due(settings.checkpoint_every_steps, done) as f64;
         // Each checkpoint restarts the clock after which another one is due.
         let clock_s = 60.0 * settings.checkpoint_every_minutes;
         if clock_s > 0.0 && clock_s < settings.checkpoint_every_steps as f64 * self.step_s {
             n_checkpoints += (steps_s / clock_s).floor();
         }
-        let mut evaluations_s = probes_left_s(plan, probes, &self.probes_s, done);
-        if done == 0 {
-            evaluations_s += self.probes_s.iter().sum::<f64>();
-        }
-        let rows_s = n_rows * self.row_s;
-        let checkpoints_s = n_checkpoints * self.checkpoint_s;
-        steps_s + rows_s + checkpoints_s + evaluations_s + self.ending_s
+        let rows_s = n_rows(plan, done) as f64 * self.row_s;
+        steps_s + rows_s + n_checkpoints * self.checkpoint_s
     }
 
-    /// Returns the largest number of steps after the first `done` with which the run of `plan`
-    /// takes no more than `left_s`; 1 if not even one does.
-    pub fn steps_within(&self, left_s: f64, plan: &Plan, probes: &[Box<dyn Probe>], done: u64) -> u64 {
+    /// Returns a number of steps after the first `done` with which the run of `plan` takes no more
+    /// than `left_s`, the largest one if more steps always take longer; 1 if not even one does.
+    /// `besides_s` returns the seconds of what a plan has besides its steps, rows and checkpoints.
+    pub fn steps_within(&self, left_s: f64, plan: &Plan, done: u64, besides_s: &dyn Fn(&Plan) -> f64) -> u64 {
         let mut candidate = plan.clone();
         let mut fits = 1;
         let mut exceeds = ((left_s / self.step_s).max(1.0) as u64).saturating_add(1);
         while exceeds - fits > 1 {
             let middle = fits + (exceeds - fits) / 2;
             candidate.total_steps = done.saturating_add(middle);
-            if self.run_s(&candidate, probes, done) <= left_s {
+            if self.run_s(&candidate, done) + besides_s(&candidate) <= left_s {
                 fits = middle;
             } else {
                 exceeds = middle;
@@ -103,9 +116,23 @@ impl RunTimes {
     }
 }
 
+/// Returns the number of rows of metrics of `plan` after its first `done` steps: those at
+/// intervals, the last, and those after 1, 2, 4, 8 … steps before the first interval.
+fn n_rows(plan: &Plan, done: u64) -> u64 {
+    let every = plan.recipe.run.log_every_steps;
+    let mut n_rows = plan.n_due(every, done);
+    let mut early: u64 = 1;
+    while early < every.min(plan.total_steps) {
+        n_rows += u64::from(early > done);
+        early = early.saturating_mul(2);
+    }
+    n_rows
+}
+
 /// Measures the times of steps, rows of metrics and checkpoints of the job's plan, which is to take
-/// `minutes`, and returns the communicator. The batches are those of the job, with bad samples in
-/// the ledger of its work directory; weights are random. All ranks call it, and get the same times.
+/// `minutes`, and returns them with the communicator; no times if the job was asked to stop. The
+/// batches are those of the job, with bad samples in the ledger of its work directory; weights are
+/// random. All ranks call it, and get the same times.
 ///
 /// # Errors
 /// Any error that stops a run in its first steps or at a checkpoint.
@@ -113,7 +140,7 @@ pub fn measure_times(
     job: &Job<'_>,
     minutes: f64,
     comm: Communicator,
-) -> Result<(RunTimes, Communicator), TrainError> {
+) -> Result<(Option<RunTimes>, Communicator), TrainError> {
     let start = Instant::now();
     std::fs::create_dir_all(job.workdir)
         .map_err(|error| TrainError::io("create folder", job.workdir, error))?;
@@ -123,18 +150,21 @@ pub fn measure_times(
     let folder = job.workdir.join("checkpoints").join(TIMED_CHECKPOINT);
     let mut saver = Saver::new(&folder, trainer.comm.topology(), 1);
     let mut stream = Stream::open(job, job.plan, &trainer)?;
-    let never = AtomicBool::new(false);
-    let mut next = stream.next(&never);
+    let mut next = stream.next(job.stop);
     let mut times_s: Vec<f64> = Vec::new();
     let mut row_s = 0.0;
     loop {
         let is_enough = are_enough(&times_s, minutes, start.elapsed().as_secs_f64());
-        let Some(batch) = agree_on_batch(&trainer.comm, next, is_enough)? else { break };
+        let batch = match agree(&trainer.comm, next, is_enough, job.stop)? {
+            Agreed::Step(batch) => batch,
+            Agreed::Enough => break,
+            Agreed::Stopped => return Ok((None, trainer.comm)),
+        };
         let step_start = Instant::now();
         let scheduled_values = schedules.at(trainer.state.step);
         let (gradients, _) = stream.gradients(batch, &trainer, &scheduled_values, &mut |_| {})?;
         // As in the run, the next batch is fetched before the update.
-        next = stream.next(&never);
+        next = stream.next(job.stop);
         let report = trainer.update(gradients, Votes::default(), &scheduled_values)?;
         times_s.push(step_start.elapsed().as_secs_f64());
         // The row of the first step warms up for that of the second.
@@ -143,49 +173,93 @@ pub fn measure_times(
         }
     }
     let checkpoint_s = time_checkpoint(&mut saver, &trainer, job.plan, &folder)?;
-    let step_s = mean(&times_s[1..]);
-    let times = vec![step_s, row_s, checkpoint_s];
+    let timed_s = &times_s[1..];
+    let times = vec![settled_s(timed_s), row_s, checkpoint_s];
     let slowest = trainer.comm.all_reduce("times of a run", times, Reduction::Max)?;
-    let times = RunTimes {
-        step_s: slowest[0],
-        n_timed: times_s.len() - 1,
-        row_s: slowest[1],
-        checkpoint_s: slowest[2],
-        ..RunTimes::default()
-    };
-    Ok((times, trainer.comm))
+    let times =
+        RunTimes { step_s: slowest[0], n_timed: timed_s.len(), row_s: slowest[1], checkpoint_s: slowest[2] };
+    Ok((Some(times), trainer.comm))
 }
 
 /// Returns whether enough steps of a run of `minutes` are timed, of which the first warms up, after
 /// `elapsed_s`.
 fn are_enough(times_s: &[f64], minutes: f64, elapsed_s: f64) -> bool {
     let Some((_, timed_s)) = times_s.split_first() else { return false };
-    let wanted_s = (TIMED_SHARE * 60.0 * minutes).min(MOST_TIMED_S);
-    let is_timed = timed_s.len() >= FEWEST_STEPS && timed_s.iter().sum::<f64>() >= wanted_s;
-    let is_late = !timed_s.is_empty() && elapsed_s > LATE_SHARE * 60.0 * minutes;
-    is_timed || is_late
+    let run_s = 60.0 * minutes;
+    if elapsed_s > LATE_SHARE * run_s && !timed_s.is_empty() {
+        return true;
+    }
+    let spent_s: f64 = timed_s.iter().sum();
+    let least_s = (LEAST_SHARE * run_s).min(LEAST_TIMED_S);
+    let most_s = (MOST_SHARE * run_s).min(MOST_TIMED_S);
+    (timed_s.len() >= FEWEST_STEPS && spent_s >= most_s) || (spent_s >= least_s && blocks_agree(timed_s))
 }
 
-/// Returns the batch in `next` if all ranks have theirs; `None` if rank 0 finds that enough steps
-/// were timed. All ranks call it.
-fn agree_on_batch(
-    comm: &Communicator,
-    next: Next,
-    is_enough: bool,
-) -> Result<Option<BatchSource>, TrainError> {
-    let batch = match next {
-        Next::Batch(batch) => Ok(batch),
-        Next::Failed(error) => Err(error),
-        Next::Stopped => Err(TrainError::DataEnded),
-    };
-    let is_first = comm.topology().rank == 0;
-    let votes = vec![f64::from(u8::from(batch.is_err())), f64::from(u8::from(is_first && is_enough))];
-    let sums = comm.all_reduce("measured step", votes, Reduction::Sum)?;
-    let batch = batch?;
-    if sums[0] > 0.0 {
-        return Err(TrainError::PeersFailed { n_ranks: sums[0] as usize });
+/// Returns whether the blocks of the later half of `timed_s` have about the same means.
+fn blocks_agree(timed_s: &[f64]) -> bool {
+    let later_s = later_half(timed_s);
+    if later_s.len() < N_BLOCKS * FEWEST_OF_BLOCK {
+        return false;
     }
-    if sums[1] > 0.0 { Ok(None) } else { Ok(Some(batch)) }
+    let means = sorted_means(later_s);
+    means[N_BLOCKS - 1] - means[0] <= AGREEING * means[N_BLOCKS / 2]
+}
+
+/// Returns the time of a step from those of `timed_s`, of which there is at least one: the median
+/// of the means of blocks of the later half.
+fn settled_s(timed_s: &[f64]) -> f64 {
+    let means = sorted_means(later_half(timed_s));
+    means[means.len() / 2]
+}
+
+/// Returns the later half of `timed_s`, with the step in the middle if their number is odd.
+fn later_half(timed_s: &[f64]) -> &[f64] {
+    &timed_s[timed_s.len() / 2..]
+}
+
+/// Returns the means of [`N_BLOCKS`] blocks of `times_s`, in ascending order; of as many as there
+/// are steps, if these are fewer.
+fn sorted_means(times_s: &[f64]) -> Vec<f64> {
+    let n_blocks = N_BLOCKS.min(times_s.len());
+    let mut means = Vec::with_capacity(n_blocks);
+    for block in 0..n_blocks {
+        let start = block * times_s.len() / n_blocks;
+        let end = (block + 1) * times_s.len() / n_blocks;
+        means.push(times_s[start..end].iter().sum::<f64>() / (end - start) as f64);
+    }
+    means.sort_by(f64::total_cmp);
+    means
+}
+
+/// What follows in a measurement, on which all ranks agree.
+enum Agreed {
+    Step(BatchSource),
+    /// Rank 0 finds that enough steps were timed.
+    Enough,
+    /// A rank was asked to stop.
+    Stopped,
+}
+
+/// Returns what follows, if all ranks have their batch in `next`. All ranks call it.
+fn agree(comm: &Communicator, next: Next, is_enough: bool, stop: &AtomicBool) -> Result<Agreed, TrainError> {
+    let is_first = comm.topology().rank == 0;
+    let is_stopped = matches!(next, Next::Stopped) || stop.load(Ordering::Relaxed);
+    let votes = vec![vote(matches!(next, Next::Failed(_))), vote(is_stopped), vote(is_first && is_enough)];
+    let sums = comm.all_reduce("measured step", votes, Reduction::Sum)?;
+    match next {
+        Next::Failed(error) => Err(error),
+        _ if sums[0] > 0.0 => Err(TrainError::PeersFailed { n_ranks: sums[0] as usize }),
+        _ if sums[1] > 0.0 => Ok(Agreed::Stopped),
+        _ if sums[2] > 0.0 => Ok(Agreed::Enough),
+        Next::Batch(batch) => Ok(Agreed::Step(batch)),
+        // It has voted for that.
+        Next::Stopped => Ok(Agreed::Stopped),
+    }
+}
+
+/// Converts a flag to a vote, which the sum over ranks counts.
+fn vote(flag: bool) -> f64 {
+    f64::from(u8::from(flag))
 }
 
 /// Computes the row of metrics of the last step, and returns its seconds. All ranks call it.
@@ -223,34 +297,10 @@ fn time_checkpoint(
     Ok(seconds)
 }
 
-/// Returns the mean of `values`, of which there is at least one.
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len() as f64
-}
-
 #[cfg(test)]
 mod tests {
-    use networks::Network;
-
     use super::*;
     use crate::conformance::plans;
-
-    /// A probe that runs four times in a run.
-    struct Quarterly;
-
-    impl Probe for Quarterly {
-        fn name(&self) -> &str {
-            "quarterly"
-        }
-
-        fn interval(&self, _every_steps: u64, total_steps: u64) -> u64 {
-            total_steps.div_ceil(4)
-        }
-
-        fn run(&mut self, _network: &Network, _step: u64) -> Result<Vec<(String, f64)>, String> {
-            Ok(Vec::new())
-        }
-    }
 
     /// Returns a plan of `total_steps` with rows every 10 steps and checkpoints every 25.
     fn plan(total_steps: u64) -> Plan {
@@ -263,50 +313,77 @@ mod tests {
     }
 
     fn times() -> RunTimes {
-        let probes_s = vec![7.0];
-        RunTimes { step_s: 2.0, n_timed: 3, row_s: 0.5, checkpoint_s: 3.0, probes_s, ending_s: 11.0 }
+        RunTimes { step_s: 2.0, n_timed: 3, row_s: 0.5, checkpoint_s: 3.0 }
     }
 
-    /// By hand: 60 steps have six rows, checkpoints after 25, 50 and 60 of them, and evaluations
-    /// before the first and after every 15.
+    /// Returns 11 s, and 7 s for each quarter of the run.
+    fn besides_s(plan: &Plan) -> f64 {
+        11.0 + 7.0 * plan.n_due(plan.total_steps.div_ceil(4), 0) as f64
+    }
+
+    /// By hand: 60 steps have rows after 1, 2, 4 and 8 steps and six at intervals, and checkpoints
+    /// after 25, 50 and 60.
     #[test]
-    fn a_run_takes_the_time_of_all_its_parts() {
-        let probes: Vec<Box<dyn Probe>> = vec![Box::new(Quarterly)];
-        let seconds = times().run_s(&plan(60), &probes, 0);
-        assert_eq!(seconds, 60.0 * 2.0 + 6.0 * 0.5 + 3.0 * 3.0 + 5.0 * 7.0 + 11.0);
-        // A fork after 30 steps has no evaluation before its first, and those after 45 and 60.
-        let seconds = times().run_s(&plan(60), &probes, 30);
-        assert_eq!(seconds, 30.0 * 2.0 + 3.0 * 0.5 + 2.0 * 3.0 + 2.0 * 7.0 + 11.0);
-        let without_probes = RunTimes { probes_s: Vec::new(), ending_s: 0.0, ..times() };
-        assert_eq!(without_probes.run_s(&plan(60), &probes, 0), 120.0 + 3.0 + 9.0);
+    fn a_run_takes_the_time_of_its_steps_rows_and_checkpoints() {
+        assert_eq!(times().run_s(&plan(60), 0), 60.0 * 2.0 + 10.0 * 0.5 + 3.0 * 3.0);
+        // A fork after 30 steps has rows after 40, 50 and 60.
+        assert_eq!(times().run_s(&plan(60), 30), 30.0 * 2.0 + 3.0 * 0.5 + 2.0 * 3.0);
+        // A run of three steps has a row of each.
+        assert_eq!(times().run_s(&plan(3), 0), 3.0 * 2.0 + 3.0 * 0.5 + 3.0);
         // A checkpoint every half minute, which is earlier than every 25 steps of 2 s.
         let mut clocked = plan(60);
         clocked.recipe.run.checkpoint_every_minutes = 0.5;
-        assert_eq!(without_probes.run_s(&clocked, &probes, 0), 120.0 + 3.0 + 9.0 + 4.0 * 3.0);
+        assert_eq!(times().run_s(&clocked, 0), 120.0 + 5.0 + 9.0 + 4.0 * 3.0);
     }
 
     #[test]
     fn the_longest_run_that_fits_is_found() {
-        let probes: Vec<Box<dyn Probe>> = vec![Box::new(Quarterly)];
-        for left_s in [100.0, 178.0, 1234.5, 1e5] {
-            let steps = times().steps_within(left_s, &plan(1), &probes, 0);
-            assert!(times().run_s(&plan(steps), &probes, 0) <= left_s, "{left_s}: {steps}");
+        for left_s in [100.0, 173.0, 1234.5, 1e5] {
+            let steps = times().steps_within(left_s, &plan(1), 0, &besides_s);
+            let run_s = times().run_s(&plan(steps), 0) + besides_s(&plan(steps));
+            assert!(run_s <= left_s, "{left_s}: {steps}");
             // With another step or two the run takes longer, whatever the rounding of intervals.
-            assert!(times().run_s(&plan(steps + 8), &probes, 0) > left_s, "{left_s}: {steps}");
+            let longer_s = times().run_s(&plan(steps + 8), 0) + besides_s(&plan(steps + 8));
+            assert!(longer_s > left_s, "{left_s}: {steps}");
         }
-        assert_eq!(times().steps_within(178.0, &plan(1), &probes, 0), 60);
-        assert_eq!(times().steps_within(-5.0, &plan(1), &probes, 0), 1, "nothing is left");
+        // 60 steps take 134 s, and 39 s besides.
+        assert_eq!(times().steps_within(173.0, &plan(1), 0, &besides_s), 60);
+        assert_eq!(times().steps_within(-5.0, &plan(1), 0, &besides_s), 1, "nothing is left");
+    }
+
+    /// The earlier half is slow, and the machine has paused once.
+    #[test]
+    fn a_step_is_timed_by_steps_that_have_settled() {
+        let mut timed_s = vec![0.5; 50];
+        timed_s.extend(vec![0.1; 50]);
+        assert!((settled_s(&timed_s) - 0.1).abs() < 1e-12);
+        timed_s[77] = 30.0;
+        assert!((settled_s(&timed_s) - 0.1).abs() < 1e-12, "a pause is no part of a step");
+        // Every fifth step waits, as it will in the run.
+        let waits: Vec<f64> = (0..100).map(|step| if step % 5 == 0 { 0.6 } else { 0.1 }).collect();
+        assert!((settled_s(&waits) - 0.2).abs() < 1e-12);
+        assert_eq!(settled_s(&[7.0]), 7.0);
+        assert_eq!(settled_s(&[9.0, 7.0]), 7.0);
+        assert_eq!(settled_s(&[9.0, 9.0, 1.0, 2.0, 3.0]), 2.0);
     }
 
     #[test]
-    fn steps_are_timed_for_a_share_of_the_time() {
+    fn steps_are_timed_until_they_agree_or_for_a_share_of_the_time() {
         assert!(!are_enough(&[], 1.0, 0.0));
         assert!(!are_enough(&[9.0], 1.0, 59.0), "the first warms up");
-        // A fiftieth of a minute is 1.2 s.
-        assert!(!are_enough(&[9.0, 0.3, 0.3, 0.3], 1.0, 9.0));
-        assert!(are_enough(&[9.0, 0.4, 0.4, 0.5], 1.0, 10.0));
-        assert!(are_enough(&[9.0, 4.0], 1.0, 13.0), "a fifth of the time has passed");
-        let minute: Vec<f64> = vec![1.0; 62];
-        assert!(are_enough(&minute, 480.0, 62.0) && !are_enough(&minute[..60], 480.0, 60.0));
+        assert!(are_enough(&[9.0, 4.0], 1.0, 13.0), "a tenth of the time has passed");
+        assert!(!are_enough(&[1.0, 1.3, 1.3], 1.0, 3.6), "too few");
+        // The share of a minute is 2.4 s at most, and 0.6 s if the steps agree.
+        assert!(are_enough(&[1.0, 0.6, 0.7, 0.6, 0.7], 1.0, 3.6));
+        let calm = vec![0.02; 41];
+        assert!(are_enough(&calm, 1.0, 1.0) && !are_enough(&calm[..39], 1.0, 1.0));
+        let falling: Vec<f64> = (0..41).map(|step| 0.03 - 0.0002 * f64::from(step)).collect();
+        assert!(!are_enough(&falling, 1.0, 1.2));
+        assert!(are_enough(&[falling, vec![0.02; 61]].concat(), 1.0, 2.5));
+        // In a run of eight hours, a minute if the steps agree, and else three.
+        let minute = vec![1.0; 61];
+        assert!(are_enough(&minute, 480.0, 61.0) && !are_enough(&minute[..60], 480.0, 60.0));
+        let uneven: Vec<f64> = (0..181).map(|step| if step / 18 % 2 == 0 { 1.0 } else { 1.1 }).collect();
+        assert!(are_enough(&uneven, 480.0, 190.0) && !are_enough(&uneven[..150], 480.0, 160.0));
     }
 }

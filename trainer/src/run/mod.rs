@@ -28,6 +28,7 @@ pub use duration::{format_duration, format_time};
 pub use health::Concern;
 pub use heartbeat::host_name;
 pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress, Quiet};
+pub use journal::probes_left_s;
 pub use labels::Labels;
 pub use length::{RunTimes, measure_times};
 pub use pace::Pace;

@@ -16,6 +16,7 @@ use crate::recipes;
 
 /// Prints the choice for a run of `hours` and its reasons, and the command with its recipe.
 pub(super) fn print(args: &Args, hours: f64, storage: &Storage) -> anyhow::Result<ExitCode> {
+    recipes::check_length(args.hours, &args.overrides)?;
     let initial =
         Initial { weights: args.init.clone(), hints: hints_for_run(&args.weights)?, ..Initial::default() };
     let device = DeviceFlag::default().open()?;
@@ -24,7 +25,7 @@ pub(super) fn print(args: &Args, hours: f64, storage: &Storage) -> anyhow::Resul
         print_paragraph(0, line);
     }
     let command = command(args, hours, &advice);
-    out!("\nwith the recipe:\n  {command}");
+    out!("\nthe command for it:\n  {command}");
     if args.json {
         let recipe = &advice.recipe.name;
         out!("{}", json!({ "recipe": recipe, "settings": advice.settings, "command": command }));
@@ -32,7 +33,8 @@ pub(super) fn print(args: &Args, hours: f64, storage: &Storage) -> anyhow::Resul
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the command that trains the recipe of `advice` for `hours`.
+/// Returns the command that trains the recipe of `advice` for `hours`, from the weights of the
+/// flags if it begins with them, as these describe them.
 fn command(args: &Args, hours: f64, advice: &Advice) -> String {
     let mut words = vec![format!("ocelli pretrain --recipe {} --hours {hours}", advice.recipe.name)];
     for setting in advice.settings.iter().chain(&args.overrides) {
@@ -40,6 +42,7 @@ fn command(args: &Args, hours: f64, advice: &Advice) -> String {
     }
     if let Some(weights) = &advice.weights {
         words.push(format!("--init {}", shell_quote(&weights.display().to_string())));
+        words.extend(args.weights.words());
     }
     words.push("--shards".into());
     words.extend(args.shards.iter().map(|spec| shell_quote(&redact_list(spec))));

@@ -36,7 +36,12 @@ pub(crate) struct Args {
         value_name = "HOURS",
         value_parser = values::hours,
         requires = "shards",
-        conflicts_with_all = ["recipe", "preset", "gpu", "ranks", "images", "memory_gb", "details"]
+        conflicts_with_all = [
+            "recipe", "preset", "gpu", "ranks", "ranks_per_node", "images", "rank_batch",
+            "rank_micro_batches", "workers", "memory_gb", "group", "keep", "max_unit_parameters", "bf16",
+            "tflops", "local_gb_s", "node_gb_s", "local_us", "local_short_us", "node_us", "node_short_us",
+            "node_mttf_h", "write_gb_s", "restart_s", "details", "simulate",
+        ]
     )]
     pub(super) hours: Option<f64>,
     /// Images of the run of --hours. They are given as to `ocelli pretrain`.
