@@ -1,6 +1,19 @@
 //! Interface of evaluations, through which a run calls them without depending on them.
 
 use crate::inference::Network;
+use crate::tensor::NamedTensor;
+
+/// Number by which a run tells which of its weights are the best, and whether it ends early.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WatchedScore {
+    /// Name of the number, among those that the probe returns.
+    pub name: String,
+    /// Whether larger numbers are better.
+    pub is_higher_better: bool,
+    /// Images on which it is measured, in words: numbers on other images are not compared. Empty on
+    /// ranks other than the first, which measure nothing.
+    pub images: String,
+}
 
 /// An evaluation of frozen features that a run calls at intervals of steps.
 pub trait Probe {
@@ -15,6 +28,17 @@ pub trait Probe {
         every_steps
     }
 
+    /// Returns the number that the run watches, if this probe returns it; `None` on all ranks or on
+    /// none. One probe of a run has it at most.
+    fn watched(&self) -> Option<WatchedScore> {
+        None
+    }
+
+    /// Returns whether the probe needs the heads of the network; the same on all ranks.
+    fn needs_heads(&self) -> bool {
+        false
+    }
+
     /// Evaluates a network of the run's form before the run, so that the time of an evaluation is
     /// known; records nothing.
     ///
@@ -25,9 +49,15 @@ pub trait Probe {
         Ok(())
     }
 
-    /// Evaluates the network after `step` steps; returns the scores by name.
+    /// Evaluates the network after `step` steps; returns the scores by name. `heads` are the
+    /// parameters of its heads if a probe of the run needs them, else empty.
     ///
     /// # Errors
     /// Description of the failure.
-    fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String>;
+    fn run(
+        &mut self,
+        network: &Network,
+        heads: &[NamedTensor],
+        step: u64,
+    ) -> Result<Vec<(String, f64)>, String>;
 }

@@ -9,7 +9,8 @@ use networks::backbone::Readout;
 use networks::unit::Unit;
 use networks::{ClassHead, ModelConfig, NamedTensor, Network, NetworkError};
 use trainer::Recipe;
-use trainer::checkpoint::{Checkpoint, Manifest, steps};
+use trainer::checkpoint::{Manifest, steps};
+use trainer::run::open_result;
 use weights::{Hints, Preprocessing};
 
 use crate::error::SessionError;
@@ -36,7 +37,8 @@ pub struct Backbone {
 impl Backbone {
     /// Opens the backbone in `path`: in a weights file, whose missing facts are taken from `hints`,
     /// or in the network `hints.network` of a run; by default, in the network that its method
-    /// evaluates. Assumptions about a file are reported.
+    /// evaluates. Of a run that keeps its best weights, these are opened, else the newest.
+    /// Assumptions about a file are reported.
     ///
     /// # Errors
     /// [`SessionError`] when there is no network, or its weights cannot be read.
@@ -63,7 +65,7 @@ impl Backbone {
             });
         }
         // Opened once: a running job may write another checkpoint meanwhile.
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = open_result(path)?;
         let (tensors, network_name) = checkpoint.backbone(hints.network.as_deref())?;
         let mut classifier = None;
         if checkpoint.manifest.plan.recipe.method.classes().is_some() {
@@ -83,7 +85,7 @@ impl Backbone {
         if weights::is_weights(path) {
             return Err(SessionError::NoHeads { path: path.to_path_buf() });
         }
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = open_result(path)?;
         let (tensors, network_name) = checkpoint.network(None)?;
         let classifier = class_head(&checkpoint.manifest, &tensors)?;
         Ok(Self::from_checkpoint(checkpoint.manifest, tensors, classifier, network_name))
@@ -177,7 +179,7 @@ pub fn model_of(path: &Path, hints: &Hints) -> Result<ModelConfig, SessionError>
     if weights::is_weights(path) {
         Ok(weights::read(path, hints)?.model)
     } else {
-        Ok(Checkpoint::open(path)?.manifest.plan.recipe.model)
+        Ok(open_result(path)?.manifest.plan.recipe.model)
     }
 }
 
@@ -191,7 +193,7 @@ pub(crate) fn preprocessing_of(path: &Path, hints: &Hints) -> Result<Preprocessi
     if weights::is_weights(path) {
         Ok(weights::read(path, hints)?.preprocessing)
     } else {
-        Ok(preprocessing_of_recipe(&Checkpoint::open(path)?.manifest.plan.recipe))
+        Ok(preprocessing_of_recipe(&open_result(path)?.manifest.plan.recipe))
     }
 }
 

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use eval::row::append;
 use eval::scores::rows;
 use eval::{Protocol, Split};
-use networks::Network;
 use networks::probe::Probe;
+use networks::{NamedTensor, Network};
 use pipeline::Progress;
 
 use crate::evaluated_network::Origin;
@@ -41,7 +41,12 @@ impl Probe for ScoringProbe {
         }
     }
 
-    fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String> {
+    fn run(
+        &mut self,
+        network: &Network,
+        _heads: &[NamedTensor],
+        step: u64,
+    ) -> Result<Vec<(String, f64)>, String> {
         let progress = (self.new_progress)(step);
         let scores = self.split.score(network, &self.protocols, None, &*progress);
         drop(progress);

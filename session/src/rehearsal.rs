@@ -11,7 +11,7 @@ use kernels::device::Device;
 use networks::Network;
 use networks::probe::Probe;
 use pipeline::{Dataset, NoProgress};
-use trainer::run::probes_left_s;
+use trainer::run::{RunTimes, probes_left_s};
 use trainer::{Plan, TrainError};
 
 use crate::error::SessionError;
@@ -78,8 +78,9 @@ pub(crate) struct Besides<'a> {
 
 impl Besides<'_> {
     /// Returns the seconds of everything that the run of `plan` does beside its steps after the
-    /// first `done`. How much that is depends on its length.
-    pub(crate) fn seconds(&self, plan: &Plan, done: u64) -> f64 {
+    /// first `done`, whose checkpoints take as long as in `run_times`. How much that is depends on
+    /// its length.
+    pub(crate) fn seconds(&self, run_times: &RunTimes, plan: &Plan, done: u64) -> f64 {
         let times = &self.rehearsal;
         let mut probes_s = probes_left_s(plan, self.probes, &times.probes_s, done);
         if done == 0 {
@@ -89,7 +90,7 @@ impl Besides<'_> {
         let search_s = n_searched as f64 * times.searched_image_s;
         let n_pictured = (self.n_pictured)(plan.total_steps, plan.recipe.optim.batch_size);
         let pictures_s = n_pictured.min(self.n_samples) as f64 * times.pictured_image_s + times.drawing_s;
-        probes_s + search_s + pictures_s
+        probes_s + run_times.best_checkpoints_s(plan, self.probes, done) + search_s + pictures_s
     }
 }
 
@@ -171,6 +172,7 @@ fn time_images(
 
 #[cfg(test)]
 mod tests {
+    use networks::NamedTensor;
     use trainer::Recipe;
 
     use super::*;
@@ -183,7 +185,12 @@ mod tests {
             "scores"
         }
 
-        fn run(&mut self, _network: &Network, _step: u64) -> Result<Vec<(String, f64)>, String> {
+        fn run(
+            &mut self,
+            _network: &Network,
+            _heads: &[NamedTensor],
+            _step: u64,
+        ) -> Result<Vec<(String, f64)>, String> {
             Ok(Vec::new())
         }
     }
@@ -209,13 +216,14 @@ mod tests {
             n_samples: 10_000,
             n_pictured: |n_steps, _| n_steps,
         };
+        let times = RunTimes::default();
         plan.total_steps = 400;
-        assert_eq!(besides.seconds(&plan, 0), 5.0 * 7.0 + 10.0 * 512.0 * 0.5 + 400.0 * 0.25 + 2.0);
-        assert_eq!(besides.seconds(&plan, 200), 2.0 * 7.0 + 5.0 * 512.0 * 0.5 + 400.0 * 0.25 + 2.0);
+        assert_eq!(besides.seconds(&times, &plan, 0), 5.0 * 7.0 + 10.0 * 512.0 * 0.5 + 400.0 * 0.25 + 2.0);
+        assert_eq!(besides.seconds(&times, &plan, 200), 2.0 * 7.0 + 5.0 * 512.0 * 0.5 + 400.0 * 0.25 + 2.0);
         plan.total_steps = 399;
-        assert_eq!(besides.seconds(&plan, 0), 5.0 * 7.0 + 10.0 * 256.0 * 0.5 + 399.0 * 0.25 + 2.0);
+        assert_eq!(besides.seconds(&times, &plan, 0), 5.0 * 7.0 + 10.0 * 256.0 * 0.5 + 399.0 * 0.25 + 2.0);
         let few = Besides { n_samples: 40, ..besides };
-        assert_eq!(few.seconds(&plan, 399), 256.0 * 0.5 + 40.0 * 0.25 + 2.0);
+        assert_eq!(few.seconds(&times, &plan, 399), 256.0 * 0.5 + 40.0 * 0.25 + 2.0);
     }
 
     #[test]

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use augment::Transform;
 use eval::row::{EVALUATIONS, EvaluationRow, ImageSetInfo, Number, append};
 use eval::{ImageSet, RANDOM_NETWORK, RETRIEVAL, Retrieval, Source, retrieval};
-use networks::Network;
 use networks::probe::Probe;
+use networks::{NamedTensor, Network};
 use pipeline::{Dataset, Progress};
 use serde_json::{Map, Value};
 use trainer::Plan;
@@ -151,7 +151,12 @@ impl Probe for RetrievalProbe {
     }
 
     /// Searches the views. Nobody has asked for it: a failure is reported, and the run goes on.
-    fn run(&mut self, network: &Network, step: u64) -> Result<Vec<(String, f64)>, String> {
+    fn run(
+        &mut self,
+        network: &Network,
+        _heads: &[NamedTensor],
+        step: u64,
+    ) -> Result<Vec<(String, f64)>, String> {
         match self.evaluate(network, step) {
             Ok(numbers) => Ok(numbers),
             Err(error) => {

@@ -430,7 +430,7 @@ impl Fitted {
         let left_s = 60.0 * timed.minutes - slowest_s;
         let first = self.first_step();
         let n_steps = timed.times.steps_within(left_s, &self.plan, first, &|plan: &Plan| {
-            besides.map_or(0.0, |besides| besides.seconds(plan, first))
+            besides.map_or(0.0, |besides| besides.seconds(&timed.times, plan, first))
         });
         // What a rank does beside its steps may depend on the files that it sees.
         let fewest = comm.all_reduce("number of steps", vec![-(n_steps as f64)], Reduction::Max)?;
@@ -449,7 +449,7 @@ impl Fitted {
         let Timed { minutes, times } = timed;
         let first = self.first_step();
         let n_steps = self.plan.total_steps - first;
-        let run_s = times.run_s(&self.plan, first) + besides.seconds(&self.plan, first);
+        let run_s = times.run_s(&self.plan, first) + besides.seconds(times, &self.plan, first);
         tracing::info!(
             "optim.length: {} in {}, of {} each, as measured by {} on the first batches, which are not part \
              of the run; {} have passed, and checkpoints, scores and pictures take {}",

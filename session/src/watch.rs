@@ -15,6 +15,7 @@ use pipeline::secrets::redact_list;
 use pipeline::{Progress, Storage};
 use serde_json::json;
 use trainer::checkpoint::{self, Checkpoint, Hold};
+use trainer::run::Validations;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::SessionError;
@@ -240,7 +241,12 @@ impl Watcher<'_> {
     /// scored.
     fn has_ended(&self, ledger: &Ledger) -> bool {
         let Some(length) = self.length else { return false };
+        // A run that does not become better may end before its last step. A file that cannot be
+        // read now is read again.
+        let validations = Validations::read(self.workdir).ok().flatten();
+        let end_step = validations.and_then(|validations| validations.end_step());
+        let last_step = end_step.unwrap_or(length.total_steps);
         let existing = checkpoint::steps(&self.workdir.join("checkpoints"));
-        ledger.is_done(length.total_steps) && existing.iter().all(|(step, _)| ledger.is_done(*step))
+        ledger.is_done(last_step) && existing.iter().all(|(step, _)| ledger.is_done(*step))
     }
 }

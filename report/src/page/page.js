@@ -46,7 +46,7 @@ function overview() {
   const headings = ["run", "recipe", "method", "backbone", "state", "step", "loss", "score: first → best → last", "images/s", "time left"];
   const scored = runs.filter((run) => run.overview.best);
   const searched = runs.filter((run) => run.overview.learning);
-  const why = runs.filter((run) => ["died", "failed"].includes(run.overview.state));
+  const why = runs.filter((run) => run.overview.why !== run.overview.state);
   return [table(headings, rows, [5, 6, 8, 9]),
     ...searched.map((run) => el("p", { class: "note" }, `${several ? `${run.overview.name}, without` : "Without"} labels: the run is ${run.overview.learning.words}.`)),
     ...scored.map((run) => el("p", { class: "note" }, `${several ? `${run.overview.name}: ` : ""}${run.overview.best.words}; ${run.overview.best.about}.`)),
@@ -123,7 +123,7 @@ function scores() {
   });
   const cell = (run, kind) => {
     const points = of(run, kind);
-    const last = points[points.length - 1];
+    const last = points.find((p) => p.step === run.overview.result_step) || points[points.length - 1];
     if (!last) return null;
     const range = last.interval ? ` (${last.interval[0].toFixed(1)} – ${last.interval[1].toFixed(1)})` : "";
     return `${kind.measure ? last.value.toFixed(2) : short(last.value)}${range} at ${last.step.toLocaleString("en")}`;
@@ -137,7 +137,7 @@ function scores() {
   });
   const headings = ["score", ...runs.map((run) => run.overview.name), "test set", "fitted on", "images", "settings"];
   return [
-    el("p", { class: "note" }, "In percent, accuracies where nothing else is said, with the middle 95 % of resampled test sets; measures that need no labels as they are. Of each, the newest checkpoint that was scored."),
+    el("p", { class: "note" }, "In percent, accuracies where nothing else is said, with the middle 95 % of resampled test sets; measures that need no labels as they are. Of each, the checkpoint that is the result of the run, or the newest that was scored."),
     table(headings, rows, runs.map((_, i) => 1 + i)),
     charts.length ? el("div", { class: "charts" }, ...charts) : null,
   ];

@@ -47,9 +47,10 @@ impl Run {
     /// [`ReportError::Run`] where there is no run of this release, [`ReportError::Read`].
     pub fn open(workdir: &Path) -> Result<Self, ReportError> {
         let status = Status::read(workdir)?;
+        let result_step = status.result_step();
         Ok(Self {
             metrics: Metrics::read(workdir)?,
-            evaluations: Evaluations::read(workdir, status.plan.evaluated()?)?,
+            evaluations: Evaluations::read(workdir, status.plan.evaluated()?, result_step)?,
             status,
             warnings: jsonl::rows(&workdir.join(WARNINGS))?,
             bad: quarantine::read(workdir)?,

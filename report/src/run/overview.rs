@@ -24,6 +24,9 @@ pub struct Overview {
     pub step: u64,
     /// Number of steps of the run.
     pub total_steps: u64,
+    /// Number of steps after which the weights are the result of the run: all of them, unless it
+    /// keeps its best weights.
+    pub result_step: u64,
     /// The newest loss.
     pub loss: Option<f64>,
     /// The highest of the usual scores, with the first and the last of them.
@@ -163,17 +166,22 @@ impl Overview {
         let probes_s = run.metrics.last("time/probe_ms").map_or(0.0, |ms| ms / 1e3);
         let probes_left_s = status.plan.n_probes_after(step) as f64 * probes_s;
         let unfinished = !matches!(status.state, State::Finished);
+        let why = match &status.early_end {
+            Some(words) => format!("{}: {words}", status.state),
+            None => status.state.to_string(),
+        };
         Self {
             name: run.name(),
             method: tag(&recipe.method, "name"),
             backbone: format!("{} ({})", tag(&recipe.model, "arch"), millions(recipe.model.n_params())),
             step,
             total_steps,
+            result_step: status.result_step(),
             loss: run.metrics.last("train/loss"),
             best: best(run),
             learning: Learning::from_evaluations(&run.evaluations, recipe.init.is_some()),
             state: status.state.word(),
-            why: status.state.to_string(),
+            why,
             collapsed: collapsed(run),
             images_per_s: run.metrics.recent("rate/images_per_s"),
             seconds_left: seconds_a_step

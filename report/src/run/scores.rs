@@ -44,7 +44,8 @@ pub(crate) struct Kind {
     pub(crate) seed: u64,
 }
 
-/// Confusion of classes in the newest evaluation of a kind.
+/// Confusion of classes in the evaluation of a kind at the step that is the result of the run, or
+/// else in the newest.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Confusion {
     pub(crate) kind: Kind,
@@ -73,7 +74,8 @@ impl Confusion {
     }
 }
 
-/// Newest evaluation of a classifier on a test set.
+/// Evaluation of a classifier on a test set at the step that is the result of the run, or else the
+/// newest.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct ClassifierResult {
     pub(crate) kind: Kind,
@@ -103,9 +105,10 @@ pub(crate) struct Evaluations {
 }
 
 impl Evaluations {
-    /// Reads the evaluations of the run in `workdir`, whose evaluated network is `evaluated`. The
-    /// last of several evaluations of one kind at one step counts.
-    pub(crate) fn read(workdir: &Path, evaluated: &str) -> Result<Self, ReportError> {
+    /// Reads the evaluations of the run in `workdir`, whose evaluated network is `evaluated`, and
+    /// whose weights after `result_step` steps are its result. The last of several evaluations of
+    /// one kind at one step counts.
+    pub(crate) fn read(workdir: &Path, evaluated: &str, result_step: u64) -> Result<Self, ReportError> {
         let mut by_kind = BTreeMap::<Kind, BTreeMap<u64, (f64, EvaluationRow)>>::new();
         for row in jsonl::rows::<EvaluationRow>(&workdir.join(EVALUATIONS))? {
             let Some(step) = row.about.step else { continue };
@@ -115,7 +118,8 @@ impl Evaluations {
         let mut confusions = Vec::new();
         let mut classifiers = Vec::new();
         for (kind, rows) in &by_kind {
-            let Some((step, (_, row))) = rows.iter().next_back() else { continue };
+            let of_result = rows.get_key_value(&result_step);
+            let Some((step, (_, row))) = of_result.or_else(|| rows.iter().next_back()) else { continue };
             // A file may hold anything; rows of earlier versions have no details.
             if CLASSIFIER_METRICS.contains(&kind.metric.as_str())
                 && let Ok(details) = serde_json::from_value(row.details.clone())
@@ -174,7 +178,7 @@ fn class_scores(row: &EvaluationRow) -> Vec<ClassScore> {
 /// # Errors
 /// [`ReportError`] when the run's evaluations cannot be read.
 pub fn scores_at(workdir: &Path, network: &str, step: u64) -> Result<Vec<ScoreAt>, ReportError> {
-    let evaluations = Evaluations::read(workdir, network)?;
+    let evaluations = Evaluations::read(workdir, network, step)?;
     let mut scores = Vec::new();
     for (kind, scored) in &evaluations.scores {
         let Some(scored) = scored.iter().find(|scored| scored.step == step) else { continue };
@@ -256,7 +260,7 @@ mod tests {
                 "about": { "step": 60, "network": "network" },
             });
             std::fs::write(folder.path().join(EVALUATIONS), row.to_string()).unwrap();
-            let evaluations = Evaluations::read(folder.path(), "network").unwrap();
+            let evaluations = Evaluations::read(folder.path(), "network", 90).unwrap();
             assert_eq!((evaluations.scores.len(), evaluations.classifiers.len()), (1, n_expected), "{row}");
             for classifier in &evaluations.classifiers {
                 assert_eq!((classifier.step, classifier.details.calibration.ece), (60, 46.0));
@@ -277,7 +281,7 @@ mod tests {
             "about": { "step": 60, "network": "network" },
         });
         std::fs::write(folder.path().join(EVALUATIONS), row.to_string()).unwrap();
-        let evaluations = Evaluations::read(folder.path(), "network").unwrap();
+        let evaluations = Evaluations::read(folder.path(), "network", 60).unwrap();
         assert_eq!((evaluations.confusions.len(), evaluations.classifiers.len()), (0, 1));
         let owl = ClassScore { class: "owl".into(), value: 40.0 };
         let cat = ClassScore { class: "cat".into(), value: 80.0 };
@@ -299,7 +303,7 @@ mod tests {
                 .replace('\n', ""),
         ];
         std::fs::write(folder.path().join(EVALUATIONS), rows.join("\n")).unwrap();
-        let evaluations = Evaluations::read(folder.path(), "teacher").unwrap();
+        let evaluations = Evaluations::read(folder.path(), "teacher", 300).unwrap();
         let values: Vec<Vec<(u64, f64)>> = evaluations
             .scores
             .values()
@@ -312,13 +316,17 @@ mod tests {
         assert_eq!(evaluations.confusions.len(), 3, "several classes an image confuse none");
         assert_eq!(evaluations.scores.keys().next_back().map(|kind| kind.measure), Some("mAP"));
         assert_eq!(evaluations.confusions[0].by_class, [Some(50.0), None]);
+        for (result_step, expected) in [(100, 100), (200, 200), (300, 200)] {
+            let evaluations = Evaluations::read(folder.path(), "teacher", result_step).unwrap();
+            assert_eq!(evaluations.confusions[0].step, expected, "of the result, or else the newest");
+        }
         // Rows whose parts are of different classes would stop the page's script.
         for (part, short) in
             [("[50.0,null]", "[50.0]"), ("[[1,1],[0,0]]", "[[1,1],[0]]"), ("[\"a\",\"b\"]", "[\"a\"]")]
         {
             let damaged = line("cifar", 32, 300, 42.0).replace(part, short);
             std::fs::write(folder.path().join(EVALUATIONS), damaged).unwrap();
-            let evaluations = Evaluations::read(folder.path(), "teacher").unwrap();
+            let evaluations = Evaluations::read(folder.path(), "teacher", 300).unwrap();
             assert_eq!((evaluations.scores.len(), evaluations.confusions.len()), (1, 0), "{part}");
         }
     }

@@ -77,7 +77,7 @@ struct Entry<'a> {
     run: &'a Run,
     seed: u64,
     settings: BTreeMap<String, String>,
-    /// Scores after the last step.
+    /// Scores of the weights that are the result of the run, mostly those after its last step.
     scores: BTreeMap<&'a Kind, f64>,
 }
 
@@ -125,9 +125,10 @@ impl SeedTable {
 impl<'a> Entry<'a> {
     fn new(run: &'a Run) -> Self {
         let plan = &run.status.plan;
+        let result_step = run.status.result_step();
         let mut scores = BTreeMap::new();
         for (kind, scored) in &run.evaluations.scores {
-            if let Some(last) = scored.iter().find(|scored| scored.step == plan.total_steps) {
+            if let Some(last) = scored.iter().find(|scored| scored.step == result_step) {
                 scores.insert(kind, last.value);
             }
         }

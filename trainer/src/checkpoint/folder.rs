@@ -41,14 +41,18 @@ fn step_number(path: &Path) -> Option<u64> {
     path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok()
 }
 
-/// Removes checkpoints under `folder` except for the newest `n_keep` up to that of `step`, and
-/// those that a reader holds. Newer ones, which could not be read when this run started, are kept
-/// and not counted.
-pub fn prune(folder: &Path, step: u64, n_keep: usize) {
+/// Removes checkpoints under `folder` except for the newest `n_keep` up to that of `step`, that of
+/// `kept_step`, and those that a reader holds. Newer ones, which could not be read when this run
+/// started, are kept and not counted.
+pub fn prune(folder: &Path, step: u64, n_keep: usize, kept_step: Option<u64>) {
     let mut steps = steps_in(folder);
     let newest = step_folder(folder, step);
+    let kept = kept_step.map(|step| step_folder(folder, step));
     steps.retain(|path| *path <= newest);
     for path in &steps[..steps.len().saturating_sub(n_keep.max(1))] {
+        if kept.as_ref() == Some(path) {
+            continue;
+        }
         if let Err(error) = remove_unless_held(folder, path) {
             tracing::warn!("cannot remove the old checkpoint {}: {error}", path.display());
         }
@@ -174,12 +178,26 @@ mod tests {
             fs::create_dir(step_folder(folder, step)).unwrap();
         }
         let hold = Hold::new(&step_folder(folder, 2)).unwrap();
-        prune(folder, 4, 1);
+        prune(folder, 4, 1, None);
         assert_eq!(step_numbers(folder), [2, 4]);
         drop(hold);
-        prune(folder, 4, 1);
+        prune(folder, 4, 1, None);
         assert_eq!(step_numbers(folder), [4]);
         assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "nothing is left of the others");
+    }
+
+    /// A checkpoint that is kept does not count among the newest ones.
+    #[test]
+    fn the_kept_checkpoint_stays_beside_the_newest() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        for step in 1..=6 {
+            fs::create_dir(step_folder(folder, step)).unwrap();
+        }
+        prune(folder, 5, 2, Some(2));
+        assert_eq!(step_numbers(folder), [2, 4, 5, 6]);
+        prune(folder, 6, 1, Some(6));
+        assert_eq!(step_numbers(folder), [6], "the kept one is the newest");
     }
 
     #[test]
@@ -206,7 +224,7 @@ mod tests {
         let hold = Hold::new(&step_folder(folder, 1)).unwrap();
         let long_ago = std::time::SystemTime::now() - HOLD_DURATION - Duration::from_secs(60);
         fs::File::options().append(true).open(&hold.0).unwrap().set_modified(long_ago).unwrap();
-        prune(folder, 2, 1);
+        prune(folder, 2, 1, None);
         assert_eq!(steps(folder).len(), 1);
     }
 }

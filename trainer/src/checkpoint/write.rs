@@ -154,11 +154,15 @@ pub struct Saver {
     folder: PathBuf,
     topology: Topology,
     n_keep: usize,
+    /// Step whose checkpoint is kept beside the newest ones, once the next one is complete.
+    kept_step: Option<u64>,
     in_flight: Option<InFlight>,
 }
 
 struct InFlight {
     step: u64,
+    /// Step whose checkpoint is kept when this one is complete.
+    kept_step: Option<u64>,
     manifest: Manifest,
     writing: Option<JoinHandle<io::Result<()>>>,
     outcome: Option<io::Result<()>>,
@@ -182,7 +186,14 @@ impl Saver {
         if topology.rank == 0 {
             folder::sweep(folder);
         }
-        Self { folder: folder.to_path_buf(), topology, n_keep, in_flight: None }
+        Self { folder: folder.to_path_buf(), topology, n_keep, kept_step: None, in_flight: None }
+    }
+
+    /// Keeps the checkpoint of `step` beside the newest ones, in place of the one that was kept
+    /// before. The latter is removed when the next checkpoint that is started is complete, so that
+    /// one of the two is always there.
+    pub fn keep(&mut self, step: Option<u64>) {
+        self.kept_step = step;
     }
 
     /// Returns whether a checkpoint is being written.
@@ -197,7 +208,8 @@ impl Saver {
         let manifest = snapshot.manifest.clone();
         let topology = self.topology;
         let temporary = folder::temporary_step_folder(&self.folder, step);
-        let mut in_flight = InFlight { step, manifest, writing: None, outcome: None };
+        let mut in_flight =
+            InFlight { step, kept_step: self.kept_step, manifest, writing: None, outcome: None };
         if topology.replica() == 0 {
             let thread = std::thread::Builder::new().name("checkpoint".into());
             match thread.spawn(move || snapshot.write(&temporary, topology)) {
@@ -234,10 +246,11 @@ impl Saver {
         if n_failed == 0.0 && n_saved < self.topology.world_size as f64 {
             return Ok(None);
         }
-        let Some(InFlight { step, manifest, outcome, .. }) = self.in_flight.take() else { return Ok(None) };
+        let Some(in_flight) = self.in_flight.take() else { return Ok(None) };
+        let InFlight { step, kept_step, manifest, outcome, .. } = in_flight;
         let target = folder::step_folder(&self.folder, step);
         let result = match outcome {
-            _ if n_failed == 0.0 && self.topology.rank == 0 => self.commit(step, manifest),
+            _ if n_failed == 0.0 && self.topology.rank == 0 => self.commit(step, kept_step, manifest),
             Some(Err(error)) => Err(error),
             _ if n_failed > 0.0 => Err(io::Error::other("another rank could not write its part")),
             _ => Ok(()),
@@ -258,8 +271,9 @@ impl Saver {
         self.vote()
     }
 
-    /// Writes the manifest, renames the folder and updates `latest`, in this order.
-    fn commit(&self, step: u64, mut manifest: Manifest) -> io::Result<()> {
+    /// Writes the manifest, renames the folder and updates `latest`, in this order; then removes
+    /// old checkpoints except that of `kept_step`.
+    fn commit(&self, step: u64, kept_step: Option<u64>, mut manifest: Manifest) -> io::Result<()> {
         let target = folder::step_folder(&self.folder, step);
         let temporary = folder::temporary_step_folder(&self.folder, step);
         for shard in 0..self.topology.group_size {
@@ -278,7 +292,7 @@ impl Saver {
         fs::rename(&temporary, &target)?;
         file::replace(&self.folder.join(LATEST), format!("step-{step:010}\n").as_bytes())?;
         File::open(&self.folder)?.sync_all()?;
-        folder::prune(&self.folder, step, self.n_keep);
+        folder::prune(&self.folder, step, self.n_keep, kept_step);
         Ok(())
     }
 }

@@ -235,6 +235,12 @@ pub struct DataConfig {
     /// classes is drawn for each of them.
     #[serde(skip_serializing_if = "is_off")]
     pub balance: f64,
+    /// Share of the labeled images of each class, up to 0.5, that is held out of training, to
+    /// validate on; for methods that learn from labels. `ocelli finetune` without `--val-shards`
+    /// holds out 0.1. The keys of the images choose them, not the seed: runs on the same images
+    /// hold out the same ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation: Option<f64>,
     /// Number of shards whose samples are shuffled together; 16 by default.
     pub window_shards: usize,
     /// Share of unusable samples, in 0..=1, above which the run stops; 0.01 by default. Checked
@@ -329,6 +335,7 @@ impl Default for DataConfig {
             mix: BTreeMap::new(),
             weights: None,
             balance: 0.0,
+            validation: None,
             window_shards: 16,
             max_bad_rate: 0.01,
             max_pixels: rules.max_pixels,
@@ -408,8 +415,16 @@ pub struct RunConfig {
     pub checkpoint_every_minutes: f64,
     /// Number of newest checkpoints to keep; 2 by default.
     pub keep_checkpoints: usize,
-    /// Steps between two probes; 0, the default, to probe after the last step only.
+    /// Steps between two probes; 0, the default, to probe after the last step only. `ocelli
+    /// finetune` validates as often; with 0, eight times in a run.
     pub probe_every_steps: u64,
+    /// Number of validations in a row without a better number than those before, after which the
+    /// run ends early. Its result is the weights of the best validation, whose checkpoint is kept,
+    /// also if it takes all steps; 1 or more. Schedules are those of the whole length. A larger
+    /// number continues a run that has ended. If absent, no run ends early, and its result is the
+    /// last weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub patience: Option<u64>,
     /// Most images of which two views each are searched among each other, to see without labels
     /// whether the run learns; 512 by default, 0 for none. Short runs take fewer images, so that it
     /// takes a few percent of their time.
@@ -471,6 +486,7 @@ impl Default for RunConfig {
             checkpoint_every_minutes: 30.0,
             keep_checkpoints: 2,
             probe_every_steps: 0,
+            patience: None,
             retrieval_images: 512,
             workers: 0,
             data_threads: 0,

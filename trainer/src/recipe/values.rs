@@ -14,6 +14,9 @@ const MAX_VALUE: f64 = 1e6;
 /// Upper bound of sizes and counts, so that products of two of them do not overflow.
 const MAX_COUNT: f64 = (1u64 << 24) as f64;
 
+/// Largest share of images that is held out: of two images of a class, one is trained on.
+const MAX_HELD_OUT: f64 = 0.5;
+
 /// Rejects values outside their ranges: a negative clip norm, for example, would silently reverse
 /// every gradient.
 pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
@@ -31,6 +34,15 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     }
     within("data.balance", recipe.data.balance, 0.0, 1.0)?;
     recipe.data.format().validate().map_err(|reason| format!("data.channels: {reason}"))?;
+    if let Some(share) = recipe.data.validation {
+        within("data.validation", share, 0.0, MAX_HELD_OUT)?;
+        if share > 0.0 && recipe.method.classes().is_none() {
+            return Err(format!(
+                "data.validation is {share}, but {} learns without labels, and is not validated: remove it",
+                recipe.method.title()
+            ));
+        }
+    }
     within("data.window_shards", recipe.data.window_shards as f64, 1.0, MAX_COUNT)?;
     within("run.checkpoint_every_minutes (0 for none)", run.checkpoint_every_minutes, 0.0, MAX_VALUE)?;
     within("run.deadline_s", run.deadline_s as f64, 1.0, 1e9)?;
@@ -65,6 +77,9 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("data.max_bad_rate", recipe.data.max_bad_rate, 0.0, 1.0)?;
     within("run.workers (0 for one a core)", run.workers as f64, 0.0, 4096.0)?;
     within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;
+    if let Some(patience) = run.patience {
+        within("run.patience", patience as f64, 1.0, MAX_COUNT)?;
+    }
     if let Some(segment) = run.segment {
         within("run.segment", segment as f64, 1.0, MAX_COUNT)?;
     }

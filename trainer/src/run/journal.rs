@@ -13,7 +13,7 @@ use networks::probe::Probe;
 use pipeline::Dataset;
 use ranks::peers::Peers;
 
-use super::evaluated::evaluated_network;
+use super::evaluated::{Evaluated, evaluated_network};
 use super::health::Concern;
 use super::heartbeat::HeartbeatWriter;
 use super::job::{Observer, Progress};
@@ -33,6 +33,15 @@ pub(super) struct StepTime {
     pub(super) seconds: f64,
     /// Milliseconds of the step spent waiting for a batch.
     pub(super) data_wait_ms: f64,
+}
+
+/// Numbers of the probes after a step, which are empty except on rank 0.
+#[derive(Default)]
+struct ProbeNumbers {
+    /// Columns of the metrics: the numbers, and the times of the probes.
+    row: Vec<(String, f64)>,
+    /// The number that the run watches, if a probe has measured it.
+    watched: Option<f64>,
 }
 
 /// The journal of a rank.
@@ -173,7 +182,8 @@ impl Journal {
     }
 
     /// Writes the row of the step that `trainer` has just taken, if one is due, with values that
-    /// are gathered from all ranks. All ranks call it.
+    /// are gathered from all ranks. Returns the number that the run watches if a probe has measured
+    /// it now, on rank 0. All ranks call it.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn log(
         &mut self,
@@ -185,13 +195,13 @@ impl Journal {
         probes: &mut [Box<dyn Probe>],
         heartbeat: &HeartbeatWriter,
         observer: &mut dyn Observer,
-    ) -> Result<(), TrainError> {
+    ) -> Result<Option<f64>, TrainError> {
         let done = trainer.state.step;
         let settings = &plan.recipe.run;
         let last = done == plan.total_steps;
         let probing = probes.iter().any(|probe| is_probe_due(plan, probe.as_ref(), done));
         if !(is_row_due(done, settings.log_every_steps) || last || probing) {
-            return Ok(());
+            return Ok(None);
         }
         let step = done - 1;
         let busy_ms = time.seconds * 1e3 - report.phases.wait_ms;
@@ -212,18 +222,21 @@ impl Journal {
             warnings.iter().for_each(|(_, warning)| observer.warned(warning));
             self.record_warnings(step, &warnings)?;
         }
+        let mut watched = None;
         if probing {
             heartbeat.enter(step, "probe");
-            row.extend(self.run_probes(trainer, plan, done, probes, observer)?);
+            let numbers = self.run_probes(trainer, plan, done, probes, observer)?;
+            row.extend(numbers.row);
+            watched = numbers.watched;
         }
         if let Some(telemetry) = &mut self.telemetry {
             telemetry.write(step, &row)?;
         }
-        self.record_products(step, plan)
+        self.record_products(step, plan)?;
+        Ok(watched)
     }
 
-    /// Runs the probes that are due after `done` steps on the evaluated network, and returns their
-    /// numbers and their times, which are empty except on rank 0. All ranks call it.
+    /// Runs the probes that are due after `done` steps on the evaluated network. All ranks call it.
     fn run_probes(
         &mut self,
         trainer: &Trainer,
@@ -231,10 +244,13 @@ impl Journal {
         done: u64,
         probes: &mut [Box<dyn Probe>],
         observer: &mut dyn Observer,
-    ) -> Result<Vec<(String, f64)>, TrainError> {
-        let mut row = Vec::new();
+    ) -> Result<ProbeNumbers, TrainError> {
+        let mut numbers = ProbeNumbers::default();
         let gathering = Instant::now();
-        let Some(network) = evaluated_network(trainer, plan)? else { return Ok(row) };
+        let needs_heads =
+            probes.iter().any(|probe| probe.needs_heads() && is_probe_due(plan, probe.as_ref(), done));
+        let Some(evaluated) = evaluated_network(trainer, plan, needs_heads)? else { return Ok(numbers) };
+        let Evaluated { network, heads } = &evaluated;
         let gathering_s = gathering.elapsed().as_secs_f64();
         observer.probing(done);
         self.probe_seconds.resize(probes.len(), 0.0);
@@ -244,16 +260,20 @@ impl Journal {
             }
             let start = Instant::now();
             let name = probe.name().to_string();
-            let numbers = probe
-                .run(&network, done)
+            let scores = probe
+                .run(network, heads, done)
                 .map_err(|reason| TrainError::Probe { name: name.clone(), reason })?;
             *probe_s = gathering_s + start.elapsed().as_secs_f64();
-            observer.probed(done, &name, &numbers);
-            row.extend(numbers.into_iter().map(|(key, value)| (format!("{name}/{key}"), value)));
-            row.push((format!("time/{name}_ms"), 1e3 * *probe_s));
+            observer.probed(done, &name, &scores);
+            if let Some(watched) = probe.watched() {
+                let score = scores.iter().find(|(key, _)| *key == watched.name);
+                numbers.watched = score.map(|(_, value)| *value);
+            }
+            numbers.row.extend(scores.into_iter().map(|(key, value)| (format!("{name}/{key}"), value)));
+            numbers.row.push((format!("time/{name}_ms"), 1e3 * *probe_s));
         }
         observer.probes_ended();
-        Ok(row)
+        Ok(numbers)
     }
 
     /// Records the kernels of sizes that were used for the first time since the last row.
@@ -297,6 +317,11 @@ fn is_probe_due(plan: &Plan, probe: &dyn Probe, done: u64) -> bool {
     done == 0 || done == plan.total_steps || (interval > 0 && done.is_multiple_of(interval))
 }
 
+/// Returns whether one of `probes` measures the number that the run watches after `done` steps.
+pub(super) fn is_validation_due(plan: &Plan, probes: &[Box<dyn Probe>], done: u64) -> bool {
+    probes.iter().any(|probe| probe.watched().is_some() && is_probe_due(plan, probe.as_ref(), done))
+}
+
 /// Estimates the seconds of the probes after more than `done` steps, from the `seconds` that each
 /// has taken.
 pub fn probes_left_s(plan: &Plan, probes: &[Box<dyn Probe>], seconds: &[f64], done: u64) -> f64 {
@@ -312,7 +337,7 @@ pub fn probes_left_s(plan: &Plan, probes: &[Box<dyn Probe>], seconds: &[f64], do
 mod tests {
     use super::{Probe, is_probe_due, is_row_due, probes_left_s};
     use crate::conformance::plans;
-    use networks::Network;
+    use networks::{NamedTensor, Network};
 
     /// A probe that runs four times in a run, or as the recipe says.
     struct Quarterly {
@@ -328,7 +353,12 @@ mod tests {
             if self.follows_recipe { every_steps } else { total_steps / 4 }
         }
 
-        fn run(&mut self, _network: &Network, _step: u64) -> Result<Vec<(String, f64)>, String> {
+        fn run(
+            &mut self,
+            _network: &Network,
+            _heads: &[NamedTensor],
+            _step: u64,
+        ) -> Result<Vec<(String, f64)>, String> {
             Ok(Vec::new())
         }
     }

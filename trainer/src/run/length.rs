@@ -16,13 +16,15 @@
 //! the blocks leaves out a pause of the machine, which does not. Steps are timed until the blocks
 //! agree, or up to a share of the time.
 //!
-//! A checkpoint is written while steps are taken and counts in full, which is an upper bound. What
-//! begins later in a run, such as a second teacher, is not measured.
+//! A checkpoint is written while steps are taken and counts in full, which is an upper bound; so is
+//! one for every validation of a run that keeps its best weights. What begins later in a run, such
+//! as a second teacher, is not measured.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use networks::probe::Probe;
 use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 
@@ -94,6 +96,21 @@ impl RunTimes {
         }
         let rows_s = n_rows(plan, done) as f64 * self.row_s;
         steps_s + rows_s + n_checkpoints * self.checkpoint_s
+    }
+
+    /// Returns the seconds of the checkpoints of the best weights of `plan` after its first `done`
+    /// steps, which any validation by one of `probes` may be followed by.
+    pub fn best_checkpoints_s(&self, plan: &Plan, probes: &[Box<dyn Probe>], done: u64) -> f64 {
+        let settings = &plan.recipe.run;
+        if settings.patience.is_none() {
+            return 0.0;
+        }
+        let mut n_validations = 0;
+        for probe in probes.iter().filter(|probe| probe.watched().is_some()) {
+            let interval = probe.interval(settings.probe_every_steps, plan.total_steps);
+            n_validations += plan.n_due(interval, done);
+        }
+        n_validations as f64 * self.checkpoint_s
     }
 
     /// Returns a number of steps after the first `done` with which the run of `plan` takes no more
@@ -299,8 +316,39 @@ fn time_checkpoint(
 
 #[cfg(test)]
 mod tests {
+    use networks::probe::WatchedScore;
+    use networks::{NamedTensor, Network};
+
     use super::*;
     use crate::conformance::plans;
+
+    /// A probe that runs four times in a run.
+    struct Quarterly {
+        is_watched: bool,
+    }
+
+    impl Probe for Quarterly {
+        fn name(&self) -> &str {
+            "quarterly"
+        }
+
+        fn interval(&self, _every_steps: u64, total_steps: u64) -> u64 {
+            total_steps.div_ceil(4)
+        }
+
+        fn watched(&self) -> Option<WatchedScore> {
+            self.is_watched.then(WatchedScore::default)
+        }
+
+        fn run(
+            &mut self,
+            _network: &Network,
+            _heads: &[NamedTensor],
+            _step: u64,
+        ) -> Result<Vec<(String, f64)>, String> {
+            Ok(Vec::new())
+        }
+    }
 
     /// Returns a plan of `total_steps` with rows every 10 steps and checkpoints every 25.
     fn plan(total_steps: u64) -> Plan {
@@ -334,6 +382,19 @@ mod tests {
         let mut clocked = plan(60);
         clocked.recipe.run.checkpoint_every_minutes = 0.5;
         assert_eq!(times().run_s(&clocked, 0), 120.0 + 5.0 + 9.0 + 4.0 * 3.0);
+    }
+
+    /// A run that keeps its best weights may save them after each of four validations.
+    #[test]
+    fn checkpoints_of_the_best_weights_are_counted() {
+        let watched: Vec<Box<dyn Probe>> = vec![Box::new(Quarterly { is_watched: true })];
+        let unwatched: Vec<Box<dyn Probe>> = vec![Box::new(Quarterly { is_watched: false })];
+        let mut patient = plan(60);
+        assert_eq!(times().best_checkpoints_s(&patient, &watched, 0), 0.0);
+        patient.recipe.run.patience = Some(3);
+        assert_eq!(times().best_checkpoints_s(&patient, &watched, 0), 4.0 * 3.0);
+        assert_eq!(times().best_checkpoints_s(&patient, &watched, 30), 2.0 * 3.0);
+        assert_eq!(times().best_checkpoints_s(&patient, &unwatched, 0), 0.0);
     }
 
     #[test]

@@ -13,8 +13,9 @@ use ranks::engine::Reduction;
 
 use super::heartbeat::{self, HeartbeatWriter, RankWatch};
 use super::job::{Job, Observer, Outcome};
-use super::journal::{Journal, StepTime};
+use super::journal::{Journal, StepTime, is_validation_due};
 use super::stream::{BatchSource, Next, Stream};
+use super::validations::Validations;
 use super::workdir::{self, AllowedDifferences};
 use crate::checkpoint::{self, Saver};
 use crate::error::TrainError;
@@ -39,6 +40,10 @@ pub(super) struct Run<'a> {
     heartbeat: HeartbeatWriter,
     journal: Journal,
     stream: Stream,
+    /// Numbers by which the run is validated, on rank 0.
+    validations: Option<Validations>,
+    /// Whether the run ends after the step that it has just taken, although steps are left.
+    ends_early: bool,
     saved_step: u64,
     last_save: Instant,
     n_rollbacks: u64,
@@ -94,11 +99,19 @@ impl<'a> Run<'a> {
                 .map_err(TrainError::from)
                 .inspect_err(give_up)?;
         }
-        let saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
+        let mut saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
         let first = trainer.state.step;
-        if topology.rank == 0 && first > 0 {
-            // A run that was killed between a checkpoint and the pruning left one too many.
-            checkpoint::prune(&folder, first, plan.recipe.run.keep_checkpoints);
+        let mut validations = None;
+        if topology.rank == 0 {
+            let mut earlier = Validations::read(job.workdir).inspect_err(give_up)?.unwrap_or_default();
+            earlier.patience = plan.recipe.run.patience;
+            earlier.go_back_to(first);
+            saver.keep(earlier.kept_step());
+            if first > 0 {
+                // A run that was killed between a checkpoint and the pruning left one too many.
+                checkpoint::prune(&folder, first, plan.recipe.run.keep_checkpoints, earlier.kept_step());
+            }
+            validations = Some(earlier);
         }
         observer.started(first, plan.total_steps);
         let journal =
@@ -113,6 +126,8 @@ impl<'a> Run<'a> {
             heartbeat,
             journal,
             stream,
+            validations,
+            ends_early: false,
             saved_step: first,
             last_save: Instant::now(),
             n_rollbacks: 0,
@@ -144,6 +159,9 @@ impl<'a> Run<'a> {
             self.leave()?;
             return Ok(Outcome::Finished);
         }
+        if self.has_ended_early(probes, observer)? {
+            return self.finish();
+        }
         if self.trainer.state.step == 0 {
             let Self { journal, trainer, plan, heartbeat, .. } = self;
             match journal.probe_start(trainer, plan, probes, heartbeat, observer) {
@@ -166,7 +184,7 @@ impl<'a> Run<'a> {
             if agreed.wrong > 0.0 {
                 return self.end_wrong();
             }
-            if self.trainer.state.step == self.plan.total_steps {
+            if self.ends_early || self.trainer.state.step == self.plan.total_steps {
                 // As many as would cause a rollback, or all steps of a run that has fewer.
                 let n_steps = self.trainer.state.bad_steps;
                 if u64::from(n_steps) >= self.plan.total_steps.min(u64::from(MAX_BAD_STEPS)) {
@@ -183,6 +201,67 @@ impl<'a> Run<'a> {
                 (next, agreed) = self.first_batch()?;
             }
         }
+    }
+
+    /// Begins to watch the number of `probes` by which the run is validated, and returns whether
+    /// the run has ended early before. All ranks call it.
+    fn has_ended_early(
+        &mut self,
+        probes: &[Box<dyn Probe>],
+        observer: &mut dyn Observer,
+    ) -> Result<bool, TrainError> {
+        let Some(watched) = probes.iter().find_map(|probe| probe.watched()) else { return Ok(false) };
+        let mut has_ended = false;
+        if let Some(validations) = &mut self.validations {
+            if validations.watch(watched) {
+                observer.warned(&format!(
+                    "the run was validated on other images before: those numbers are not compared with {} on \
+                     {}",
+                    validations.score, validations.images
+                ));
+            }
+            has_ended = validations.end_step().is_some();
+            // The ranks vote on a failure with the first batch, or with their last word.
+            self.failure = validations.write(self.job.workdir).err();
+        }
+        if self.plan.recipe.run.patience.is_none() {
+            return Ok(false);
+        }
+        let n_ended = self.trainer.comm.all_reduce("validations", vec![vote(has_ended)], Reduction::Sum)?[0];
+        Ok(n_ended > 0.0)
+    }
+
+    /// Adds `value`, the number that the run watches, if it was due after the last step, and
+    /// returns whether it is the best so far: then all ranks save. Decides whether the run ends
+    /// early. All ranks call it; rank 0 knows the number.
+    fn count_validation(
+        &mut self,
+        probes: &[Box<dyn Probe>],
+        value: Option<f64>,
+    ) -> Result<bool, TrainError> {
+        let done = self.trainer.state.step;
+        if !is_validation_due(&self.plan, probes, done) {
+            return Ok(false);
+        }
+        let mut is_best = false;
+        let mut ends_early = false;
+        if let Some(validations) = &mut self.validations
+            && let Some(value) = value
+            && self.failure.is_none()
+        {
+            validations.add(done, value);
+            is_best = validations.kept_step() == Some(done);
+            ends_early = validations.end_step().is_some();
+            self.saver.keep(validations.kept_step());
+            self.failure = validations.write(self.job.workdir).err();
+        }
+        if self.plan.recipe.run.patience.is_none() {
+            return Ok(false);
+        }
+        let votes = vec![vote(is_best), vote(ends_early)];
+        let agreed = self.trainer.comm.all_reduce("validation", votes, Reduction::Sum)?;
+        self.ends_early = agreed[1] > 0.0;
+        Ok(agreed[0] > 0.0)
     }
 
     /// Waits for the first batch of a stream, and votes on whether all ranks have theirs.
@@ -250,6 +329,7 @@ impl<'a> Run<'a> {
         let logged =
             journal.log(trainer, plan, &report, &scheduled_values, time, probes, heartbeat, observer);
         let workdir_check = workdir::check(self.job.workdir, self.lock.as_ref());
+        let watched = logged.as_ref().ok().copied().flatten();
         if let Err(error) = workdir_check.and(logged).and(reported) {
             match error {
                 // Ranks that have lost one another cannot vote.
@@ -257,9 +337,12 @@ impl<'a> Run<'a> {
                 error => self.failure = Some(error),
             }
         }
+        // A step that was skipped has the weights of the one before.
+        let is_best = report.finite && self.count_validation(probes, watched)?;
         let done = self.trainer.state.step;
         let every_steps = self.plan.recipe.run.checkpoint_every_steps;
-        if (done.is_multiple_of(every_steps) || report.votes.due > 0.0) && report.finite {
+        let is_due = is_best || done.is_multiple_of(every_steps) || report.votes.due > 0.0;
+        if is_due && report.finite {
             self.enter(step, "checkpoint");
             self.save()?;
         }
@@ -348,6 +431,10 @@ impl<'a> Run<'a> {
             observer.happened(&reason);
         }
         self.journal.roll_back(self.job.workdir, step, back_to, reason)?;
+        if let Some(validations) = &mut self.validations {
+            validations.go_back_to(back_to);
+            self.saver.keep(validations.kept_step());
+        }
         self.stream = Stream::open(self.job, &self.plan, &self.trainer)?;
         Ok(())
     }
@@ -387,7 +474,8 @@ impl<'a> Run<'a> {
         Ok(std::mem::replace(&mut self.trainer.comm, Communicator::solo()).finish()?)
     }
 
-    /// Ends the run after all steps: ranks exchange failures since the last vote, and then leave.
+    /// Ends the run after its last step: ranks exchange failures since the last vote, and then
+    /// leave.
     fn finish(&mut self) -> Result<Outcome, TrainError> {
         let failed = vote(self.failure.is_some());
         let n_failed = self.trainer.comm.all_reduce("the last word", vec![failed], Reduction::Sum)?[0];

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::heartbeat::{Heartbeat, RankState, rank_state, read_heartbeats};
+use super::validations::Validations;
 use super::workdir::read_plan;
 use crate::checkpoint::steps;
 use crate::error::TrainError;
@@ -14,7 +15,7 @@ use crate::recipe::plan::Plan;
 pub enum State {
     /// The ranks are alive.
     Running,
-    /// All steps are taken.
+    /// All steps are taken, or the run has ended early because it did not become better.
     Finished,
     /// The run was asked to stop; the same command resumes it.
     Stopped,
@@ -37,6 +38,11 @@ pub struct Status {
     pub plan: Plan,
     /// Plan as text, without secrets, even if an older release has written some to the file.
     pub plan_toml: String,
+    /// Numbers by which the run is validated, if it is.
+    pub validations: Option<Validations>,
+    /// Why the run has ended before its last step, if it has: `ended early after 300 of 1,000
+    /// steps: …`.
+    pub early_end: Option<String>,
 }
 
 impl Status {
@@ -55,8 +61,23 @@ impl Status {
         let beats = read_heartbeats(workdir, plan.world_size);
         // A rank that left names the step that it was in, which may not have ended.
         let step = beats.iter().map(|beat| beat.step).min().unwrap_or(newest).max(newest);
-        let state = if newest >= plan.total_steps { State::Finished } else { state(&beats) };
-        Ok(Self { state, step: step.min(plan.total_steps), plan, plan_toml })
+        let validations = Validations::read(workdir)?;
+        let mut early_end = None;
+        if let Some(validations) = &validations
+            && validations.end_step().is_some_and(|end_step| newest >= end_step)
+        {
+            early_end = validations.ending_in_words(plan.total_steps);
+        }
+        let has_ended = newest >= plan.total_steps || early_end.is_some();
+        let state = if has_ended { State::Finished } else { state(&beats) };
+        Ok(Self { state, step: step.min(plan.total_steps), plan, plan_toml, validations, early_end })
+    }
+
+    /// Returns the number of steps after which the weights are the result of the run: its last
+    /// step, or the best one of a run with `run.patience`, once it has ended.
+    pub fn result_step(&self) -> u64 {
+        let kept_step = self.validations.as_ref().and_then(Validations::kept_step);
+        kept_step.filter(|_| self.state == State::Finished).unwrap_or(self.plan.total_steps)
     }
 }
 

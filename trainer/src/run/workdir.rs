@@ -13,6 +13,7 @@
 //! kernels.jsonl           on a GPU, by each start: kernels of matrix products, and their checks
 //! evaluations.jsonl       scores of checkpoints
 //! evaluations/            which checkpoints have been scored, or are being scored
+//! validations.json        the number by which a run is validated, and which of them is the best
 //! quarantine*.jsonl       samples that could not be used, a file for each rank
 //! heartbeats/             each rank, once a second: step, phase, and why it has left
 //! flight/                 the last collectives of ranks that have lost one another
