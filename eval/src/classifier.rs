@@ -58,6 +58,8 @@ pub struct Classified {
     pub n_images: usize,
     /// Number of images that could not be decoded and were left out.
     pub n_bad: usize,
+    /// Mean cross-entropy of the probabilities with the classes of the images, in nats.
+    pub loss: f64,
     /// The probabilities of the predictions beside the shares of them that are right.
     pub calibration: Calibration,
     /// Images with the largest losses, the largest first; at most 24.
@@ -182,7 +184,8 @@ impl Classified {
         }
         let outcome = Outcome::Predictions(Predictions::new(predicted, &labels, n_classes));
         let calibration = Calibration::new(probabilities);
-        Self { outcome, decisions: None, n_images, n_bad, calibration, worst: worst(images) }
+        let loss = mean_loss(&images);
+        Self { outcome, decisions: None, n_images, n_bad, loss, calibration, worst: worst(images) }
     }
 
     /// Summarizes `scores`, `[n, n_classes]`, of images that may have several classes: `labels` are
@@ -206,8 +209,15 @@ impl Classified {
         let calibration =
             Calibration::new(ClassProbabilities { scores, truths: &truths, n_classes, next: 0 });
         let outcome = Outcome::Ranked(Ranked::new(scores, n_classes, &truths));
-        Self { outcome, decisions: Some(decisions), n_images, n_bad, calibration, worst: worst(images) }
+        let loss = mean_loss(&images);
+        Self { outcome, decisions: Some(decisions), n_images, n_bad, loss, calibration, worst: worst(images) }
     }
+}
+
+/// Returns the mean loss of `images`.
+fn mean_loss(images: &[ClassifiedImage]) -> f64 {
+    let sum: f64 = images.iter().map(|image| image.loss).sum();
+    sum / images.len() as f64
 }
 
 /// Returns those of `images` with the largest losses, the largest first.
@@ -325,6 +335,9 @@ mod tests {
         let worst: Vec<usize> = classified.worst.iter().map(|image| image.image).collect();
         assert_eq!(worst, (6..30).rev().collect::<Vec<usize>>());
         assert!(!classified.worst[0].is_right());
+        // Scores of 0 and k have a loss of log(1 + e^k).
+        let expected = (0..30).map(|k| f64::from(k).exp().ln_1p()).sum::<f64>() / 30.0;
+        assert!((classified.loss - expected).abs() < 1e-6, "{}", classified.loss);
         let n_binned: u64 = classified.calibration.bins.iter().map(|bin| bin.n).sum();
         assert_eq!(n_binned, 30);
     }

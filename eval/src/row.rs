@@ -101,6 +101,10 @@ pub struct Number {
 /// Details of the row of a classifier.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClassifierDetails {
+    /// Mean cross-entropy of the probabilities with the classes of the images, in nats; absent in
+    /// rows of older releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
     /// Probabilities of predictions beside the shares of them that are right.
     pub calibration: Calibration,
     /// Images of the test set with the largest losses, the largest first.

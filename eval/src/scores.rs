@@ -145,8 +145,8 @@ fn number_row(metric: &str, number: Number, test: ImageSetInfo, about: NetworkIn
     }
 }
 
-/// Returns the calibration of a classifier, and the images of `test` on which its losses are
-/// largest.
+/// Returns the loss and the calibration of a classifier, and the images of `test` on which its
+/// losses are largest.
 fn classifier_details(classified: &Classified, test: &ImageSet) -> ClassifierDetails {
     let classes = test.classes();
     let mut worst = Vec::with_capacity(classified.worst.len());
@@ -161,7 +161,7 @@ fn classifier_details(classified: &Classified, test: &ImageSet) -> ClassifierDet
             loss: image.loss,
         });
     }
-    ClassifierDetails { calibration: classified.calibration.clone(), worst }
+    ClassifierDetails { loss: Some(classified.loss), calibration: classified.calibration.clone(), worst }
 }
 
 /// Returns one row per measure of `images`; `about` describes the network.

@@ -3,21 +3,19 @@
 
 use std::path::Path;
 
-use eval::image_sets::open_images;
 use eval::probe::Scores;
 use eval::row::NetworkInfo;
 use eval::scores::{CLASSIFIER_IN_WORDS, rows, to_json};
 use eval::{Classified, ImageSet, MEAN_AVERAGE_PRECISION, Outcome, Protocol, Split, TOP_1};
 use kernels::device::Device;
-use pipeline::Storage;
 use pipeline::words::counted;
 use serde_json::Value;
-use session::{Classifier, Initial, InitialNetwork, classified_images};
+use session::{Classifier, Initial, InitialNetwork};
 use trainer::Plan;
 
 use crate::columns::{Arrangement, Column, print_columns};
 use crate::console::{print_paragraph, say};
-use crate::progress::{Activity, StageBar};
+use crate::progress::StageBar;
 
 /// Protocols by which features are scored.
 const PROTOCOLS: [&str; 2] = ["knn", "linear-honest"];
@@ -45,15 +43,16 @@ pub(crate) struct FeatureScores {
 
 impl FeatureScores {
     /// Scores the weights that the run of `plan` in `workdir` began with, as `initial` names them,
-    /// and those of `classifier`, on the images `validation`, and records the scores in the run. If
-    /// the former cannot be read, this is reported, and only the latter are scored.
+    /// and those of `classifier`, fitted on the images `train` and scored on `validation`, and
+    /// records the scores in the run. If the former cannot be read, this is reported, and only the
+    /// latter are scored.
     pub(crate) fn measure(
         plan: &Plan,
         initial: &Initial,
         classifier: &Classifier,
+        train: ImageSet,
         validation: &ImageSet,
         workdir: &Path,
-        storage: &Storage,
         device: &Device,
     ) -> anyhow::Result<Self> {
         let is_multi_label = plan.recipe.method.is_multi_label();
@@ -62,7 +61,7 @@ impl FeatureScores {
         for name in names {
             protocols.push(Protocol::named(name).map_err(anyhow::Error::msg)?);
         }
-        let split = open_split(plan, &protocols, validation, storage)?;
+        let split = Split::for_protocols(&protocols, train, validation.clone())?;
         let mut table = Vec::new();
         let mut weights = Vec::new();
         match InitialNetwork::open(plan, initial, device) {
@@ -137,23 +136,6 @@ impl FeatureScores {
         let mut all = to_json(&self.table, &self.split, &self.about);
         all["networks"].take()
     }
-}
-
-/// Opens the training images of the run of `plan`, to fit `protocols` on, and the images
-/// `validation`.
-fn open_split(
-    plan: &Plan,
-    protocols: &[Protocol],
-    validation: &ImageSet,
-    storage: &Storage,
-) -> anyhow::Result<Split> {
-    let _activity = Activity::new("opening the training images …");
-    let data = &plan.recipe.data;
-    let images = open_images(&data.shard_lists(), validation.transform, data.rules(), storage)?;
-    // The plan of a run has the classes of its images.
-    let classes = plan.recipe.method.classes().unwrap_or_default();
-    let train = classified_images(images, classes, plan.recipe.method.is_multi_label())?;
-    Ok(Split::for_protocols(protocols, train, validation.clone())?)
 }
 
 /// Formats the score called `metric` among `scores`; a dash if there is none.

@@ -102,6 +102,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::UnlistedClasses { .. }
         | SessionError::UnusedClasses { .. }
         | SessionError::UnknownClasses { .. }
+        | SessionError::NothingHeldOut { .. }
         | SessionError::LabelsChanged { .. }
         | SessionError::NotClassifier { .. }
         | SessionError::NoClassifier { .. }

@@ -11,6 +11,7 @@ use trainer::bench::speed::{Load, machine_speed};
 use trainer::checkpoint::steps;
 use trainer::cost::{ModelCost, model_cost};
 use trainer::estimate::{Placement, memory};
+use trainer::run::Validations;
 
 use crate::console::say;
 use crate::progress::{Activity, format_duration, format_time};
@@ -91,6 +92,14 @@ fn estimate_step_s(model: &ModelCost, placement: &Placement, device: &Opened) ->
     machine_speed(model, load, &device.device).compute_s(model, placement)
 }
 
+/// Returns whether the run of `plan` in `workdir` has ended before its last step, because it did
+/// not become better.
+fn has_ended_early(plan: &Plan, workdir: &Path) -> bool {
+    let Ok(Some(validations)) = Validations::read(workdir) else { return false };
+    let validations = Validations { patience: plan.recipe.run.patience, ..validations };
+    validations.end_step().is_some()
+}
+
 impl Forecast {
     /// Measures this machine, and estimates the run of `plan` in `workdir` on `device` of one of
     /// `n_local` ranks on it, with probes of `n_probed` images, whose step takes `timed_step_s` if
@@ -107,7 +116,7 @@ impl Forecast {
     ) -> Option<Self> {
         let newest_step = steps(&workdir.join("checkpoints")).last().map_or(0, |(step, _)| *step);
         let n_left = plan.total_steps.saturating_sub(newest_step);
-        if n_left == 0 {
+        if n_left == 0 || has_ended_early(plan, workdir) {
             return None;
         }
         let model = model_cost(plan).ok()?;

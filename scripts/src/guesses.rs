@@ -290,6 +290,8 @@ const FLAGS: &[FlagGuess] = &[
          images divided by optim.batch_size",
     ),
     key("save-total-limit keep-last", "run.keep_checkpoints"),
+    key("early-stopping early-stop early-stopping-patience", "run.patience"),
+    key("val-part val-split val-ratio val-fraction validation-split", "data.validation"),
     key("seed random-seed manual-seed", "seed"),
     // Method, views and backbone.
     key("out-dim", "method.prototypes method.output method.head_output"),
@@ -364,7 +366,8 @@ const FLAGS: &[FlagGuess] = &[
     ),
     flag_of("plan", "num-images n-images dataset-size n-samples num-samples", "images"),
     flag("n num limit max-images num-images n-images", "count n-images"),
-    flag("val val-dir val-data val-path valid test-dir test-data testset test", "test probe-test val-shards"),
+    flag("val val-dir val-data val-path valid", "test probe-test val-shards"),
+    flag("test-dir test-data testset test", "test probe-test test-shards"),
     flag("config config-file config-name cfg conf c yaml r", "recipe"),
     flag_of(TRAINING, "w", "workdir"),
     flag(
@@ -407,7 +410,7 @@ const FLAGS: &[FlagGuess] = &[
     words(
         "finetune",
         "eval evaluate validate",
-        "leave it out: the classifier is scored on --val-shards after the last step",
+        "leave it out: the classifier is scored on --val-shards, or on a part of the images, while it trains",
     ),
     words(
         "finetune",
@@ -569,12 +572,6 @@ const NEEDS: &[Need] = &[
         words: "labeled images to fit on; without labels, --label-free",
     },
     Need { flag: "test", commands: "probe", words: "labeled images to score; with --label-free, any images" },
-    Need {
-        flag: "val-shards",
-        commands: "",
-        words: "labeled images to score the classifier on, which it is not trained on; `ocelli shards split` \
-                divides a set",
-    },
     Need { flag: "shards", commands: "", words: "a folder of images, or shards" },
     Need { flag: "method", commands: "recipe new", words: "such as dino, simclr or lejepa" },
     Need { flag: "out", commands: "embed", words: "a file that ends in .npy, .parquet or .safetensors" },

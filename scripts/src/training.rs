@@ -11,7 +11,7 @@ use pipeline::{Dataset, Progress, Storage};
 use prep::bits::report_bits;
 use prep::open::report_turned;
 use report::Start;
-use session::{Initial, RetrievalProbe, Session, few_images_warning, initial_model};
+use session::{Fitted, Initial, RetrievalProbe, Session, few_images_warning, initial_model};
 use trainer::checkpoint::steps;
 use trainer::run::Outcome;
 use trainer::run::status::Status;
@@ -93,7 +93,7 @@ pub(crate) struct Trained {
 pub(crate) fn train_session(
     session: Session,
     storage: &Storage,
-    probes: impl FnOnce(&Plan) -> anyhow::Result<Probes>,
+    probes: impl FnOnce(&Fitted) -> anyhow::Result<Probes>,
 ) -> anyhow::Result<Trained> {
     let rank = session.launch.rank;
     let world_size = session.launch.world_size;
@@ -116,7 +116,7 @@ pub(crate) fn train_session(
     let Some(fitted) = timed else {
         return Ok(Trained { plan: untimed_plan, outcome: Outcome::Stopped, dataset });
     };
-    let Probes { mut probes, mut n_images } = fitted.all_ready(probes(fitted.plan()))?;
+    let Probes { mut probes, mut n_images } = fitted.all_ready(probes(&fitted))?;
     let fitted = fitted.rehearsed(&mut probes, pictures::candidates_after)?;
     // Its number of images follows from the final length.
     let retrieval = RetrievalProbe::for_run(fitted.plan(), fitted.dataset(), fitted.workdir(), retrieval_bar);
@@ -150,6 +150,15 @@ pub(crate) fn train_session(
     let outcome = fitted.train(&mut probes, &mut progress);
     signals.idle();
     Ok(Trained { plan, outcome: outcome?, dataset })
+}
+
+/// Creates the bars of a probe after `step` steps.
+pub(crate) fn probe_bar(step: u64) -> Box<dyn Progress> {
+    let job = match step {
+        0 => "scoring before the first step".to_string(),
+        step => format!("scoring after step {step}"),
+    };
+    Box::new(StageBar::named(job))
 }
 
 /// Creates the bar of a search of views after `step` steps.

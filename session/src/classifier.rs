@@ -9,6 +9,7 @@ use eval::{Classified, FeatureCache, ImageSet, classify};
 use kernels::device::Device;
 use networks::ClassHead;
 use pipeline::Progress;
+use trainer::Plan;
 
 use crate::error::SessionError;
 use crate::evaluated_network::{EvaluatedNetwork, NetworkSettings};
@@ -41,12 +42,7 @@ impl Classifier {
                 None => SessionError::NoClassifier { path },
             });
         };
-        let mut train = None;
-        if let Some(manifest) = &backbone.manifest {
-            let plan = &manifest.plan;
-            let set = set_name(&plan.recipe.data.shard_lists());
-            train = Some(ImageSetInfo { set, images: Some(plan.n_samples as usize) });
-        }
+        let train = backbone.manifest.as_ref().map(|manifest| trained_images(&manifest.plan));
         let network = EvaluatedNetwork::from_backbone(backbone, settings, device)?;
         Ok(Self { network, head, train })
     }
@@ -79,4 +75,10 @@ impl Classifier {
         let about = self.network.info(checkpoint)?;
         Ok(classifier_rows(classified, self.train.clone(), images, about))
     }
+}
+
+/// Returns the images that the run of `plan` is trained on, as rows of scores state them.
+pub(crate) fn trained_images(plan: &Plan) -> ImageSetInfo {
+    let set = set_name(&plan.recipe.data.shard_lists());
+    ImageSetInfo { set, images: Some(plan.n_samples as usize) }
 }

@@ -300,6 +300,20 @@ pub enum SessionError {
         /// The classes that the classifier is trained on.
         known: Vec<String>,
     },
+    /// The share of images to hold out is less than one image.
+    #[error(
+        "data.validation={share} holds none of {} of {set} out of training: give a larger share, or other \
+         images to validate on (--val-shards of `ocelli finetune`)",
+        counted(*n_images, "image")
+    )]
+    NothingHeldOut {
+        /// The images.
+        set: String,
+        /// The share.
+        share: f64,
+        /// Number of images that have a class.
+        n_images: u64,
+    },
     /// Images have other labels than when the run began.
     #[error(
         "the labels of the images are not those that the run in {} started with ({difference}): restore \

@@ -25,18 +25,23 @@ use trainer::run::Labels;
 
 use crate::error::SessionError;
 use crate::initial::begun_plan;
+use crate::validation::{LabeledImage, held_out};
 
 /// Images of a run.
 pub(crate) struct RunImages {
-    /// The images; those without a class are not shown if the run learns from labels.
+    /// The images; those without a class, and those that are held out, are not shown if the run
+    /// learns from labels.
     pub(crate) dataset: Dataset,
-    /// Labels of all images, if the run learns from them.
+    /// Labels of all images that are shown, if the run learns from them.
     pub(crate) labels: Option<Arc<Labels>>,
+    /// Images that are held out of training, to validate on.
+    pub(crate) held_out: Vec<LabeledImage>,
 }
 
 /// Reads the labels of `dataset`, the images of `recipe`, if its method learns from labels, and
 /// records in the recipe the names of the classes and the fingerprint of the labels. A run that has
-/// begun in `workdir` is resumed only with the same labels. Rank 0 reports what is assumed.
+/// begun in `workdir` is resumed only with the same labels. The share `data.validation` of the
+/// images is held out. Rank 0 reports what is assumed.
 ///
 /// # Errors
 /// [`SessionError`] when labels are missing, are not as the recipe lists them, or have changed, or
@@ -53,7 +58,10 @@ pub(crate) fn open(
     let balance = recipe.data.balance;
     let is_multi_label = recipe.method.is_multi_label();
     let transform = Transform::new(recipe.evaluated_px() as u32);
-    let Some(facts) = recipe.method.labels() else { return Ok(RunImages { dataset, labels: None }) };
+    let share = recipe.data.validation.unwrap_or_default();
+    let Some(facts) = recipe.method.labels() else {
+        return Ok(RunImages { dataset, labels: None, held_out: Vec::new() });
+    };
     let name = set_name(&shards);
     if rank == 0 {
         report_class_folders(&dataset, &name)?;
@@ -83,10 +91,27 @@ pub(crate) fn open(
     }
     let fingerprint = format!("{:016x}", labels.fingerprint());
     check_unchanged(workdir, &classes, &fingerprint)?;
+    let name = images.name.clone();
     drop(images);
     // The set of images had the only other reference.
     let mut dataset = Arc::into_inner(shared).expect("a data set that nothing else reads");
-    if n_unlabeled > 0 {
+    let held_out = held_out(&dataset, &labels, share);
+    if share > 0.0 && held_out.is_empty() {
+        return Err(SessionError::NothingHeldOut { set: name, share, n_images: labels.n_labeled() });
+    }
+    if !held_out.is_empty() && rank == 0 {
+        tracing::info!(
+            "{} of {} of {name} are held out of training, to validate on (data.validation={share})",
+            thousands(held_out.len() as u64),
+            counted(labels.n_labeled(), "image")
+        );
+    }
+    let mut hidden = Vec::with_capacity(held_out.len());
+    for image in &held_out {
+        hidden.push(image.index);
+    }
+    let labels = labels.without(&hidden);
+    if labels.n_labeled() < labels.len() as u64 {
         dataset = without_unlabeled(dataset, &labels)?;
     }
     // Other values are refused with the plan.
@@ -98,7 +123,7 @@ pub(crate) fn open(
     }
     *facts.classes = classes;
     *facts.fingerprint = fingerprint;
-    Ok(RunImages { dataset, labels: Some(Arc::new(labels)) })
+    Ok(RunImages { dataset, labels: Some(Arc::new(labels)), held_out })
 }
 
 /// Returns `images`, on which a classifier of `classes` is scored, with the numbers of these

@@ -48,7 +48,8 @@
 //! [`EvaluatedNetwork`] opens the network of a run, or of a weights file, to be scored by `eval`; a
 //! [`ScoringProbe`] scores within a run, and [`Evaluation::watch`] scores the checkpoints of a run
 //! that another process trains. [`Classifier`] opens the network of a run that has learned from
-//! labels, with its head; [`InitialNetwork`] is the network that a run began with.
+//! labels, with its head, and a [`ValidationProbe`] scores it within the run; [`InitialNetwork`] is
+//! the network that a run began with.
 //!
 //! Notes and warnings are events of `tracing`.
 
@@ -76,6 +77,8 @@ mod resident;
 mod retrieval;
 mod stages;
 mod stored;
+mod validation;
+mod validation_probe;
 mod watch;
 
 pub use advice::{Advice, Wish, advise, few_images_warning};
@@ -96,4 +99,5 @@ pub use resident::{Resident, resident};
 pub use retrieval::RetrievalProbe;
 pub use stages::{Connected, Fitted, Resolved, Session, check_types, plan_alone, plan_on_ranks};
 pub use stored::{ExportSettings, check_export};
+pub use validation_probe::{ValidationProbe, validation_interval};
 pub use watch::{Evaluation, WatchEvent, Watched};

@@ -5,6 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use augment::Transform;
+use eval::ImageSet;
+use eval::image_sets::set_name;
 use kernels::device::{DeviceChoice, DeviceKind, Opened};
 use networks::probe::Probe;
 use networks::{NamedTensor, Origin};
@@ -31,6 +34,7 @@ use crate::machine;
 use crate::pixels::check_pixels;
 use crate::rehearsal::{Besides, Rehearsal, rehearse};
 use crate::retrieval::Search;
+use crate::validation::{LabeledImage, Reading, labeled};
 
 /// Plans steps of `recipe` by one rank on `device`, as [`plan_on_ranks`].
 ///
@@ -94,8 +98,10 @@ pub struct Connected {
     origins: Vec<Origin>,
     frozen: Vec<FrozenNetwork>,
     dataset: Arc<Dataset>,
-    /// Labels of the images, if the method learns from them.
+    /// Labels of the images that are shown, if the method learns from them.
     labels: Option<Arc<Labels>>,
+    /// Images that are held out of training, to validate on.
+    held_out: Vec<LabeledImage>,
 }
 
 /// A session whose recipe is resolved against its data set.
@@ -160,6 +166,7 @@ impl Session {
             frozen: inputs.frozen,
             dataset: inputs.dataset,
             labels: inputs.labels,
+            held_out: inputs.held_out,
         })
     }
 
@@ -176,7 +183,7 @@ impl Session {
         }
         let beginning = initial::prepare(recipe, &self.workdir, &self.initial, self.launch.rank)?;
         let frozen = frozen::open(recipe, Some(&self.workdir))?;
-        Ok(Inputs { beginning, frozen, dataset, labels: images.labels })
+        Ok(Inputs { beginning, frozen, dataset, labels: images.labels, held_out: images.held_out })
     }
 }
 
@@ -186,6 +193,7 @@ struct Inputs {
     frozen: Vec<FrozenNetwork>,
     dataset: Arc<Dataset>,
     labels: Option<Arc<Labels>>,
+    held_out: Vec<LabeledImage>,
 }
 
 impl Connected {
@@ -194,7 +202,8 @@ impl Connected {
         &self.dataset
     }
 
-    /// Returns the labels of the images, if the method learns from them.
+    /// Returns the labels of the images, if the method learns from them; of those that are held out
+    /// there are none.
     pub fn labels(&self) -> Option<&Labels> {
         self.labels.as_deref()
     }
@@ -327,6 +336,35 @@ impl Fitted {
     /// Returns the images.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.connected.dataset
+    }
+
+    /// Returns the images that are held out of training, with their classes; `None` if the recipe
+    /// holds out none.
+    pub fn held_out_images(&self) -> Option<ImageSet> {
+        if self.connected.held_out.is_empty() {
+            return None;
+        }
+        let name = format!("{} held-out", set_name(&self.plan.recipe.data.shard_lists()));
+        Some(self.reading().set(name, &self.connected.held_out))
+    }
+
+    /// Returns the images that are trained on, with their classes; `None` if the method does not
+    /// learn from labels.
+    pub fn training_images(&self) -> Option<ImageSet> {
+        let labels = self.connected.labels.as_ref()?;
+        let name = set_name(&self.plan.recipe.data.shard_lists());
+        Some(self.reading().set(name, &labeled(labels)))
+    }
+
+    /// Returns how images of the run are read to be scored.
+    fn reading(&self) -> Reading<'_> {
+        let recipe = &self.plan.recipe;
+        Reading {
+            dataset: &self.connected.dataset,
+            transform: Transform::new(recipe.evaluated_px() as u32),
+            rules: recipe.data.rules(),
+            classes: recipe.method.classes().unwrap_or_default(),
+        }
     }
 
     /// Returns the device of this rank.

@@ -23,7 +23,7 @@ use crate::report::page_data;
 use crate::support::{World, fails, json_of, metrics, ok, samples};
 
 /// Classes of the images, in the order in which a classifier has them.
-const CLASSES: [&str; 2] = ["cat", "dog"];
+pub(crate) const CLASSES: [&str; 2] = ["cat", "dog"];
 
 /// Colors of the images of the classes.
 const COLORS: [[u8; 3]; 2] = [[140, 10, 20], [10, 20, 140]];
@@ -54,7 +54,7 @@ fn write_classes(world: &World, name: &str, numbers: Range<u8>) {
 /// Returns a folder with images of two classes to train on, in `sets/train`, and to score a
 /// classifier on, in `sets/val`; recipes of a classifier, with a backbone of its own or with that
 /// of the weights; and a recipe that needs no labels.
-fn prepare() -> World {
+pub(crate) fn prepare() -> World {
     let world = World::new(2);
     write_classes(&world, "sets/train", 0..12);
     write_classes(&world, "sets/val", 12..20);
@@ -66,7 +66,7 @@ fn prepare() -> World {
 
 /// Runs `ocelli finetune` with a recipe of the folder on the images in `train` in the folder `run`;
 /// the classifier is scored on those in `val`.
-fn finetune_on(world: &World, recipe: &str, sets: [&str; 2], run: &str, more: &[&str]) -> Output {
+pub(crate) fn finetune_on(world: &World, recipe: &str, sets: [&str; 2], run: &str, more: &[&str]) -> Output {
     let [train, val] = sets.map(|set| world.text(set));
     let recipe = world.text(recipe);
     let workdir = world.text(run);
@@ -91,7 +91,7 @@ fn pretrain(world: &World, run: &str, more: &[&str]) {
 }
 
 /// Returns the plan of the run `run`.
-fn plan(world: &World, run: &str) -> toml::Table {
+pub(crate) fn plan(world: &World, run: &str) -> toml::Table {
     fs::read_to_string(world.path(run).join("plan.toml")).unwrap().parse().unwrap()
 }
 
@@ -178,7 +178,7 @@ fn a_classifier_is_trained_from_weights_and_scored() {
     let run = world.text("f");
     let listed = json_of(&world.ocelli(&["runs", &run, "--json"]))[0].clone();
     let best = &listed["best"];
-    assert_eq!((&best["metric"], best["value"].as_f64()), (&"top1".into(), Some(top1)), "{listed}");
+    assert_eq!((&best["metric"], best["last"]["value"].as_f64()), (&"top1".into(), Some(top1)), "{listed}");
     let train = world.text("sets/train");
     let val = world.text("sets/val");
     let probe = ["probe", "--checkpoint", &run, "--train", &train, "--test", &val, "--protocol", "knn"];

@@ -170,6 +170,8 @@ mod support;
 mod tracking;
 /// Transfer of weights and gradients between ranks, and computation in bf16.
 mod travel;
+/// Runs that are validated while they train, and end early.
+mod validation;
 /// Bits in use, and pixels without data.
 mod values;
 /// The verbs of the program.

@@ -98,6 +98,40 @@ impl ImageSet {
         })
     }
 
+    /// Creates the set of `images` of `source`, each with its index there and the numbers of its
+    /// classes, which are called `classes`. Nothing is read.
+    pub fn from_labels(
+        source: Source,
+        transform: Transform,
+        rules: DecodeRules,
+        name: impl Into<String>,
+        classes: &[String],
+        images: Vec<(u64, Vec<u32>)>,
+    ) -> Self {
+        let mut indices = Vec::with_capacity(images.len());
+        let mut labels = Vec::with_capacity(images.len());
+        let mut several = HashMap::new();
+        for (index, numbers) in images {
+            indices.push(index);
+            labels.push(numbers.first().copied());
+            if numbers.len() > 1 {
+                several.insert(index, numbers);
+            }
+        }
+        Self {
+            transform,
+            name: name.into(),
+            source,
+            rules,
+            indices,
+            labels,
+            several,
+            stated: classes.to_vec(),
+            classes: classes.to_vec(),
+            shared_names: HashSet::new(),
+        }
+    }
+
     /// Names the classes that samples state as numbers: class 3 gets the fourth of `names`, if
     /// there are that many.
     pub fn named(mut self, names: &[String]) -> Self {
@@ -501,6 +535,29 @@ mod tests {
         assert_eq!(named.classes(), ["crane", "owl", "crane", "3"]);
         assert_eq!(named.distinct_classes(), ["crane (0)", "owl", "crane (2)", "3"]);
         assert_eq!(images(&["2"]).named(&names).distinct_classes(), ["crane (2)"]);
+    }
+
+    /// A set of given labels is the one that is opened and numbered.
+    #[test]
+    fn sets_are_made_of_labels() {
+        let classes = owned(&["cat", "dog", "owl"]);
+        let opened = images(&["owl", "cat", "owl"]);
+        let numbered = opened.clone().numbered(&classes).unwrap();
+        let labels = vec![(0, vec![2]), (2, vec![2, 1])];
+        let made = ImageSet::from_labels(
+            opened.source.clone(),
+            Transform::new(16),
+            DecodeRules::default(),
+            "some",
+            &classes,
+            labels,
+        );
+        assert_eq!((made.len(), made.classes(), made.name.as_str()), (2, classes.as_slice(), "some"));
+        assert_eq!((made.labels(0), made.labels(1), made.label(1)), (vec![2], vec![2, 1], Some(2)));
+        for (image, same) in [(0, 0), (1, 2)] {
+            assert_eq!(made.describe(image), numbered.describe(same));
+            assert_eq!(made.label(image), numbered.label(same));
+        }
     }
 
     #[test]

@@ -107,6 +107,10 @@ class Run:
         #: Mean average precision and F1 in percent, in place of `top1`, if an image may have several classes.
         self.mean_average_precision = None
         self.f1 = None
+        #: Number of steps after which the scored weights are the best, after `finetune` with `run.patience`.
+        self.best_step = None
+        #: `top1` and `interval` on the images of `"--test-shards"`, as a dictionary, after `finetune` with that flag.
+        self.test = None
         #: Scores of the features before and after training, by metric, after `finetune` with `"--baseline"`.
         self.baseline = None
 
@@ -165,13 +169,15 @@ def finetune(weights, images, validation, workdir, *flags, recipe="finetune", se
 
     `weights` is a run, a checkpoint or weights, as for `load`; None starts from random weights, with a recipe that has
     a backbone of its own, such as `"classify_cifar"`. `images` and `validation` are folders with one sub-folder per
-    class, or shards, or lists of them. The run has the percentage of `validation` that is classified correctly,
-    `run.top1`, and the bounds of the middle 95 % of resampled sets, `run.interval`. With several classes per image
-    (`settings={"method.loss": "binary_cross_entropy"}`), it has `run.mean_average_precision` and `run.f1` instead of
-    `run.top1`. Everything else is as in `pretrain`.
+    class, or shards, or lists of them; with None for `validation`, a tenth of `images` is held out. The run has the
+    percentage of the validation images that is classified correctly, `run.top1`, and the bounds of the middle 95 % of
+    resampled sets, `run.interval`. With several classes per image (`settings={"method.loss": "binary_cross_entropy"}`),
+    it has `run.mean_average_precision` and `run.f1` instead of `run.top1`. Everything else is as in `pretrain`.
     """
     command = ["finetune", "--recipe", recipe, "--workdir", workdir, "--json", *flags]
-    command += ["--shards", *paths_of(images, "images"), "--val-shards", *paths_of(validation, "validation")]
+    command += ["--shards", *paths_of(images, "images")]
+    if validation is not None:
+        command += ["--val-shards", *paths_of(validation, "validation")]
     if weights is not None:
         command += ["--checkpoint", weights]
     result = _answer(_run(*command, *set_flags(settings), show_progress=show_progress))
@@ -180,6 +186,8 @@ def finetune(weights, images, validation, workdir, *flags, recipe="finetune", se
     run.mean_average_precision = result.get("mAP")
     run.f1 = result.get("F1")
     run.interval = result["interval"]
+    run.best_step = result.get("best_step")
+    run.test = result.get("test")
     run.baseline = result.get("baseline")
     return run
 

@@ -1,5 +1,5 @@
 //! `ocelli finetune`: trains a classifier on labeled shards, from weights of any library, and
-//! scores it on others. The same command continues a run.
+//! scores it on others while it trains and at its end. The same command continues a run.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -12,10 +12,14 @@ use eval::image_sets::SplitShards;
 use eval::{Classified, F1, ImageSet, MEAN_AVERAGE_PRECISION, TOP_1};
 use pipeline::Storage;
 use pipeline::words::{counted, thousands};
-use serde_json::json;
-use session::{Classifier, Initial, NetworkSettings, Session, classified_images, initial_preprocessing};
+use serde_json::{Value, json};
+use session::{
+    Classifier, Fitted, Initial, NetworkSettings, Session, ValidationProbe, classified_images,
+    initial_preprocessing,
+};
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
+use trainer::run::status::Status;
 use trainer::{Plan, Recipe};
 use weights::{Format, Preprocessing};
 
@@ -32,15 +36,19 @@ use crate::progress::{Activity, StageBar};
 use crate::recipes::SetKeys;
 use crate::run_end::{EndedRun, print_scores};
 use crate::training::{
-    Probes, Trained, load_recipe, print_bad_samples, print_done, print_stopped, train_session,
+    Probes, Trained, load_recipe, print_bad_samples, print_done, print_stopped, probe_bar, train_session,
 };
 
 /// Key of the size of views that are listed one by one.
 const SIZE_KEY: &str = "views.crops.0.size_px";
 
+/// Share of the labeled images that is held out if no others are given to validate on.
+const HELD_OUT: f64 = 0.1;
+
 /// Flags of `finetune`.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
+        ocelli finetune --checkpoint w.pth --shards photos/ --workdir runs/f\n  \
         ocelli finetune --checkpoint w.pth --shards a/ --val-shards b/ --workdir r\n  \
         ocelli finetune --recipe classify_cifar --shards a --val-shards b --workdir r")]
 pub(crate) struct Args {
@@ -54,10 +62,16 @@ pub(crate) struct Args {
     /// method.loss=binary_cross_entropy`.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
-    /// Labeled shards or folders to score the classifier on. Their classes are those of the
-    /// training images.
-    #[arg(long, value_name = "SHARDS", num_args = 1.., required = true)]
+    /// Labeled shards or folders to validate on [default: a tenth of --shards]. Their classes are
+    /// those of the training images. The classifier is scored on them while it trains, every
+    /// run.probe_every_steps steps, and at its end; run.patience ends a run that does not become
+    /// better. Without them, the share data.validation of the training images is held out.
+    #[arg(long, value_name = "SHARDS", num_args = 1..)]
     val_shards: Vec<String>,
+    /// Labeled shards or folders to score the classifier on once, at the end. Nothing is chosen by
+    /// their score.
+    #[arg(long, value_name = "SHARDS", num_args = 1..)]
+    test_shards: Vec<String>,
     /// Folder for the plan, metrics and checkpoints. If it already holds a run, the run resumes.
     #[arg(long)]
     workdir: PathBuf,
@@ -88,9 +102,9 @@ pub(crate) struct Args {
     /// targets, forward, head, backward, data, update, checkpoint.
     #[arg(long, value_name = "WHAT:WHERE", hide_short_help = true)]
     inject_fault: Option<Fault>,
-    /// Print a line of JSON at the end: steps, seconds, workdir, top1, interval; with --export:
-    /// export; with --baseline: baseline. If an image may have several classes, mAP and F1 are in
-    /// place of top1.
+    /// Print a line of JSON at the end: steps, seconds, workdir, top1, interval. With --export it
+    /// also has export, with --baseline baseline, with --test-shards test, and with run.patience
+    /// best_step. If an image may have several classes, mAP and F1 are in place of top1.
     #[arg(long)]
     json: bool,
 }
@@ -111,6 +125,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             recipe.name
         );
     }
+    choose_validation(args, &mut recipe)?;
     let launch = compute::launch()?;
     let rank = launch.rank;
     let weights = recipe.init.as_ref().map(|init| init.weights.as_str());
@@ -134,13 +149,16 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         stop: Arc::default(),
         started: start,
     };
-    let mut validation = None;
-    let Trained { plan, outcome, dataset } = train_session(session, storage, |plan| {
+    let mut scored: Option<ScoredImages> = None;
+    let Trained { plan, outcome, dataset } = train_session(session, storage, |fitted| {
         // Before the first step, so that classes that do not fit are told in time.
         if rank == 0 {
-            validation = Some(open_validation(args, plan, storage)?);
+            scored = Some(ScoredImages::open(args, fitted, storage)?);
         }
-        Ok(Probes::default())
+        let images = scored.as_ref().map(|scored| scored.validation.clone());
+        let probe = ValidationProbe::new(fitted.plan(), images, &args.workdir, probe_bar);
+        let n_images = probe.n_images();
+        Ok(Probes { probes: vec![Box::new(probe)], n_images })
     })?;
     if outcome == Outcome::Stopped {
         if rank == 0 {
@@ -149,21 +167,31 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::from(PREEMPTED));
     }
     // Rank 0 has opened them.
-    let Some(validation) = validation else { return Ok(ExitCode::SUCCESS) };
+    let Some(scored) = scored else { return Ok(ExitCode::SUCCESS) };
     print_bad_samples(&args.workdir);
+    let status = Status::read(&args.workdir)?;
+    if let Some(words) = &status.early_end {
+        say(format!("note: the run {words}; a larger run.patience continues it"));
+    }
     let device = args.compute.device.open(0)?.device;
     let classifier = Classifier::open(&args.workdir, &NetworkSettings::default(), &device)?;
-    let classified = score(&classifier, &args.workdir, &validation)?;
+    let step = classifier.network.step().unwrap_or_default();
+    let validation = &scored.validation;
+    let classified = score(&classifier, &args.workdir, validation, "validation")?;
+    let mut tested = None;
+    if let Some(test) = &scored.test {
+        tested = Some(score(&classifier, &args.workdir, test, "test")?);
+    }
     let mut features = None;
-    if args.baseline {
+    if let Some(train) = scored.train {
         let workdir = &args.workdir;
         features = Some(FeatureScores::measure(
             &plan,
             &beginning,
             &classifier,
-            &validation,
+            train,
+            validation,
             workdir,
-            storage,
             &device,
         )?);
     }
@@ -181,36 +209,107 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         is_exported: exported.is_some(),
     };
     ended.print_next();
-    print_classified(&classified, &validation);
+    let best = describe_best(&status, step);
+    if let Some(best) = &best {
+        out!("{best}");
+    }
+    print_classified(&classified, validation);
+    if let (Some(tested), Some(test)) = (&tested, &scored.test) {
+        print_classified(tested, test);
+    }
     if let Some(features) = &features {
         features.print(&classified);
     }
     if args.json {
         let seconds = start.elapsed().as_secs_f64();
         let mut line = json!({
-            "steps": plan.total_steps,
+            "steps": status.step,
             "seconds": seconds,
             "workdir": args.workdir,
-            "interval": classified.outcome.interval(),
         });
-        match &classified.decisions {
-            Some(decisions) => {
-                line[MEAN_AVERAGE_PRECISION] = json!(classified.outcome.value());
-                line[F1] = json!(decisions.f1());
-            }
-            None => line[TOP_1] = json!(classified.outcome.value()),
-        }
+        add_scores(&mut line, &classified);
         if let Some(path) = &exported {
             line["export"] = json!(path);
         }
         if let Some(features) = &features {
             line["baseline"] = features.to_json();
         }
+        if let Some(tested) = &tested {
+            line["test"] = json!({});
+            add_scores(&mut line["test"], tested);
+        }
+        if best.is_some() {
+            line["best_step"] = json!(step);
+        }
         out!("{line}");
+    } else if status.early_end.is_some() {
+        let steps = counted(plan.total_steps, "step");
+        let checkpoints = args.workdir.join("checkpoints");
+        out!("{} of {steps} done; checkpoints in {}", thousands(status.step), checkpoints.display());
     } else {
         print_done(&plan, &args.workdir);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Has `recipe` hold out a part of the images to validate on, unless others are given for that.
+fn choose_validation(args: &Args, recipe: &mut Recipe) -> anyhow::Result<()> {
+    let share = recipe.data.validation;
+    let holds_out = share.is_some_and(|share| share > 0.0);
+    if !args.val_shards.is_empty() {
+        if holds_out {
+            bail!(
+                "data.validation holds out a part of the training images to validate on, and --val-shards \
+                 are other images: leave out --val-shards, or --set data.validation=0"
+            );
+        }
+        return Ok(());
+    }
+    if holds_out {
+        return Ok(());
+    }
+    if share.is_some() {
+        bail!(
+            "data.validation=0 leaves no images to validate on: give --val-shards, or a share above 0 and up \
+             to 0.5"
+        );
+    }
+    if let Ok(run) = Status::read(&args.workdir) {
+        let began = &run.plan.recipe;
+        let began_without = began.data.validation.is_none_or(|share| share == 0.0);
+        if began.method.classes().is_some() && began_without {
+            bail!("the run in {} started with --val-shards: give them as before", args.workdir.display());
+        }
+    }
+    recipe.data.validation = Some(HELD_OUT);
+    Ok(())
+}
+
+/// Images on which the classifier of a run is scored.
+struct ScoredImages {
+    /// Images to validate on while the run trains, and after it.
+    validation: ImageSet,
+    /// Images of --test-shards, to score on once.
+    test: Option<ImageSet>,
+    /// Images that the run is trained on, to fit the probes of --baseline on.
+    train: Option<ImageSet>,
+}
+
+impl ScoredImages {
+    /// Opens the images for the run of `fitted`.
+    fn open(args: &Args, fitted: &Fitted, storage: &Storage) -> anyhow::Result<Self> {
+        let _activity = Activity::new("opening the validation images …");
+        let validation = match fitted.held_out_images() {
+            Some(held_out) => held_out,
+            None => open_images(&args.val_shards, fitted.plan(), storage)?,
+        };
+        let mut test = None;
+        if !args.test_shards.is_empty() {
+            test = Some(open_images(&args.test_shards, fitted.plan(), storage)?);
+        }
+        let train = if args.baseline { fitted.training_images() } else { None };
+        Ok(Self { validation, test, train })
+    }
 }
 
 /// Takes over the preprocessing of the weights: the channels, bits, decoding and normalization of
@@ -275,10 +374,9 @@ fn changed_data(before: &Recipe, after: &Recipe) -> Vec<String> {
     notes
 }
 
-/// Opens the images to score the classifier of `plan` on.
-fn open_validation(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Result<ImageSet> {
-    let _activity = Activity::new("opening the validation images …");
-    let images = SplitShards { test: args.val_shards.clone(), ..SplitShards::default() };
+/// Opens the images of `shards` to score the classifier of `plan` on.
+fn open_images(shards: &[String], plan: &Plan, storage: &Storage) -> anyhow::Result<ImageSet> {
+    let images = SplitShards { test: shards.to_vec(), ..SplitShards::default() };
     let transform = Transform::new(plan.recipe.evaluated_px() as u32);
     let images = images.open_test(transform, plan.recipe.data.rules(), storage)?;
     // The plan of a run has the classes of its images.
@@ -286,25 +384,54 @@ fn open_validation(args: &Args, plan: &Plan, storage: &Storage) -> anyhow::Resul
     Ok(classified_images(images, classes, plan.recipe.method.is_multi_label())?)
 }
 
-/// Scores `classifier`, that of the run in `workdir`, on `validation`, records the result in the
-/// run, and draws the images with the largest losses.
-fn score(classifier: &Classifier, workdir: &Path, validation: &ImageSet) -> anyhow::Result<Classified> {
-    let classified = classifier.score(validation, None, &StageBar::named("validation"))?;
-    let rows = classifier.rows(&classified, validation, workdir)?;
+/// Scores `classifier`, that of the run in `workdir`, on `images`, with a bar called `name`,
+/// records the result in the run, and draws the images with the largest losses.
+fn score(
+    classifier: &Classifier,
+    workdir: &Path,
+    images: &ImageSet,
+    name: &'static str,
+) -> anyhow::Result<Classified> {
+    let classified = classifier.score(images, None, &StageBar::named(name))?;
+    let rows = classifier.rows(&classified, images, workdir)?;
     classifier.network.record(workdir, &rows)?;
     let step = classifier.network.step().unwrap_or_default();
-    pictures::worst(workdir, validation, &classified.worst, step);
+    pictures::worst(workdir, images, &classified.worst, step);
     Ok(classified)
 }
 
-/// Prints the share of the validation images that are classified correctly, or the mean average
-/// precision and the F1 if an image may have several classes, with their intervals.
-fn print_classified(classified: &Classified, validation: &ImageSet) {
+/// Adds the scores of `classified` to `line`, a JSON object.
+fn add_scores(line: &mut Value, classified: &Classified) {
+    match &classified.decisions {
+        Some(decisions) => {
+            line[MEAN_AVERAGE_PRECISION] = json!(classified.outcome.value());
+            line[F1] = json!(decisions.f1());
+        }
+        None => line[TOP_1] = json!(classified.outcome.value()),
+    }
+    line["interval"] = json!(classified.outcome.interval());
+}
+
+/// Says which weights are scored, those after `step` steps, of a run that keeps its best ones.
+fn describe_best(status: &Status, step: u64) -> Option<String> {
+    let validations = status.validations.as_ref().filter(|validations| validations.patience.is_some())?;
+    Some(format!(
+        "weights after {} of {}, the best of {} by {}",
+        thousands(step),
+        counted(status.plan.total_steps, "step"),
+        counted(validations.numbers.len() as u64, "validation"),
+        validations.score
+    ))
+}
+
+/// Prints the share of `images` that are classified correctly, or the mean average precision and
+/// the F1 if an image may have several classes, with their intervals.
+fn print_classified(classified: &Classified, images: &ImageSet) {
     let n_classes = classified.outcome.n_classes() as u64;
     out!(
         "{} of {}, {}",
         counted(classified.n_images as u64, "image"),
-        validation.name,
+        images.name,
         counted(n_classes, "class")
     );
     if classified.n_bad > 0 {

@@ -11,7 +11,7 @@ use augment::Transform;
 use eval::image_sets::open_images;
 use eval::{Check, Protocol, Split};
 use kernels::device::Opened;
-use pipeline::{Progress, Storage};
+use pipeline::Storage;
 use serde_json::json;
 use session::{Initial, ScoringProbe, Session};
 use trainer::run::Outcome;
@@ -25,10 +25,11 @@ use crate::cluster::compute;
 use crate::console::say;
 use crate::exit::PREEMPTED;
 use crate::initial::InitialFlags;
-use crate::progress::{Activity, StageBar};
+use crate::progress::Activity;
 use crate::run_end::{EndedRun, print_scores, warn_of_missing_probes};
 use crate::training::{
-    Probes, Trained, load_recipe, print_bad_samples, print_done, print_stopped, take_shards, train_session,
+    Probes, Trained, load_recipe, print_bad_samples, print_done, print_stopped, probe_bar, take_shards,
+    train_session,
 };
 use crate::{recipes, values};
 
@@ -131,7 +132,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         started: start,
     };
     let Trained { plan, outcome, dataset } =
-        train_session(session, storage, |plan| scoring_probe(args, plan, rank, storage))?;
+        train_session(session, storage, |fitted| scoring_probe(args, fitted.plan(), rank, storage))?;
     if outcome == Outcome::Stopped {
         if rank == 0 {
             print_stopped(&args.workdir);
@@ -238,13 +239,4 @@ fn scoring_probe(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> an
         new_progress: probe_bar,
     };
     Ok(Probes { probes: vec![Box::new(probe)], n_images })
-}
-
-/// Creates the bars of a probe after `step` steps.
-fn probe_bar(step: u64) -> Box<dyn Progress> {
-    let job = match step {
-        0 => "scoring before the first step".to_string(),
-        step => format!("scoring after step {step}"),
-    };
-    Box::new(StageBar::named(job))
 }

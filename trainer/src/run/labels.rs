@@ -18,6 +18,8 @@ pub struct Labels {
     classes: Vec<u32>,
     /// Whether the classes of each image are known.
     is_labeled: Vec<bool>,
+    /// Hash of the labels of the whole data set.
+    fingerprint: u64,
 }
 
 impl Labels {
@@ -32,7 +34,22 @@ impl Labels {
             classes.extend(sample_classes.unwrap_or_default());
             starts.push(classes.len());
         }
-        Self { starts, classes, is_labeled }
+        let mut labels = Self { starts, classes, is_labeled, fingerprint: 0 };
+        labels.fingerprint = labels.hash();
+        labels
+    }
+
+    /// Returns these labels without those of `images`, which are then as images whose classes are
+    /// not known. The fingerprint remains that of the whole data set.
+    pub fn without(&self, images: &[u64]) -> Self {
+        let mut by_sample = Vec::with_capacity(self.len());
+        for index in 0..self.len() {
+            by_sample.push(self.is_labeled(index).then(|| self.classes(index).to_vec()));
+        }
+        for image in images {
+            by_sample[*image as usize] = None;
+        }
+        Self { fingerprint: self.fingerprint, ..Self::new(by_sample) }
     }
 
     /// Returns the number of images, with a label or without.
@@ -72,8 +89,13 @@ impl Labels {
         self.is_labeled.iter().filter(|is_labeled| **is_labeled).count() as u64
     }
 
-    /// Returns a hash of the classes of all images, by number.
+    /// Returns a hash of the classes of all images of the data set, by number.
     pub fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    /// Hashes the classes of all images.
+    fn hash(&self) -> u64 {
         let mut hash = Xxh3::new();
         for index in 0..self.len() {
             let classes = self.classes(index);
@@ -120,6 +142,17 @@ mod tests {
         assert_eq!((labels.len(), labels.n_labeled(), labels.largest_class()), (3, 2, Some(3)));
         let expected: Vec<SoftLabel> = vec![vec![(0, 1.0), (3, 1.0)], vec![(2, 1.0)], vec![], vec![(2, 1.0)]];
         assert_eq!(labels.for_samples(&[2, 0, 1, 3 << SAMPLE_BITS]), expected);
+    }
+
+    /// Images without their labels are still those of the same data set.
+    #[test]
+    fn labels_without_those_of_some_images_have_the_same_fingerprint() {
+        let all = Labels::new([Some(vec![1]), Some(vec![]), None, Some(vec![0])]);
+        let fewer = all.without(&[1, 3]);
+        let known: Vec<bool> = (0..4).map(|index| fewer.is_labeled(index)).collect();
+        assert_eq!(known, [true, false, false, false]);
+        assert_eq!((fewer.classes(0), fewer.classes(3)), ([1].as_slice(), [].as_slice()));
+        assert_eq!(fewer.fingerprint(), all.fingerprint());
     }
 
     /// An image of no class is one with a label.

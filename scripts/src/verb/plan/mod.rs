@@ -11,10 +11,12 @@ use std::process::ExitCode;
 use anyhow::bail;
 use pipeline::Storage;
 use pipeline::words::{counted, thousands};
-use session::{Initial, check_initial_weights, initial_model, open_frozen, resident};
+use session::{Initial, check_initial_weights, initial_model, open_frozen, resident, validation_interval};
 use trainer::checkpoint::simulate;
 use trainer::cost::{ModelCost, UnitCost, checked_preset, model_cost};
-use trainer::estimate::{CandidateEstimate, DividedModel, Planner, PlannerSettings, goodput, plan_to_json};
+use trainer::estimate::{
+    CandidateEstimate, DividedModel, Planner, PlannerSettings, goodput, plan_to_json, step_flops,
+};
 use trainer::{Plan, Recipe};
 
 use self::units::{GB, HOUR_S};
@@ -69,6 +71,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         );
     }
     table::print(&model, &lines, args.details);
+    if let Some(plan) = plan.as_ref().filter(|_| has_known_length) {
+        print_validation(plan, args.images - plan.n_samples, &model, &lines[0]);
+    }
     for line in &advice {
         print_paragraph(0, line);
     }
@@ -127,7 +132,8 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     check_initial_weights(&recipe, &initial)?;
     open_frozen(&mut recipe, None)?;
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
-    let plan = trainer::resolve(recipe, args.images)?;
+    let held_out = (args.images as f64 * recipe.data.validation.unwrap_or_default()).round();
+    let plan = trainer::resolve(recipe, args.images.saturating_sub(held_out as u64))?;
     plan.check_unit_sizes()?;
     let model = model_cost(&plan)?;
     let is_divided = plan.recipe.run.max_unit_parameters.is_some();
@@ -191,6 +197,34 @@ fn print_memory_needs(lines: &[CandidateEstimate], needs: &[MemoryNeed]) {
 fn ranks_and_mode(line: &CandidateEstimate) -> String {
     let ranks = counted(line.candidate.placement.world_size as u64, "rank");
     format!("{ranks}, {}", line.candidate.mode())
+}
+
+/// Prints how often a run of `plan` that learns from labels is validated while it trains, and how
+/// long that takes a rank, as in the estimate `line`, on the `n_held_out` images that it holds out.
+fn print_validation(plan: &Plan, n_held_out: u64, model: &ModelCost, line: &CandidateEstimate) {
+    if plan.recipe.method.classes().is_none() {
+        return;
+    }
+    let interval = validation_interval(plan.recipe.run.probe_every_steps, plan.total_steps);
+    // Also before the first step, and after the last.
+    let times = counted(1 + plan.total_steps.div_ceil(interval), "time");
+    if n_held_out == 0 {
+        prose!("validated {times}, on the images of --val-shards or a tenth of the others: not in the time");
+        return;
+    }
+    let mut flops = 0.0;
+    for unit in &model.trained.backbone {
+        flops += unit.flops;
+    }
+    // Those of a unit are of all views of an image; one is evaluated.
+    let n_views: usize = plan.multicrop().groups().iter().map(|group| group.n_views).sum();
+    let step_flops = step_flops(model, &line.candidate.placement).with_recomputation;
+    let seconds = line.time.compute_s * n_held_out as f64 * flops / (n_views as f64 * step_flops);
+    prose!(
+        "validated {times}, on {} that are held out, in about {} each: not in the time",
+        counted(n_held_out, "image"),
+        format_duration(seconds)
+    );
 }
 
 /// Prints the networks and their sizes.
