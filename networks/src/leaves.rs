@@ -276,6 +276,14 @@ impl ParamGrads {
         }
     }
 
+    /// Takes the gradient of parameter `index` of `layout`, `[numel]`; `None` if there is none.
+    pub fn take(&mut self, layout: &UnitLayout, index: usize) -> Option<Tensor<1>> {
+        match self {
+            Self::ByParameter { parts, .. } => parts[index].take(),
+            Self::Flat(flat) => Some(part(flat, layout.params[index].range())),
+        }
+    }
+
     /// Concatenates the gradients to one flat buffer of `[padded]` in `dtype`; zeros where there is
     /// none.
     pub fn flat(self, layout: &UnitLayout, dtype: DType) -> Tensor<1> {

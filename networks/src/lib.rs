@@ -3,6 +3,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod adapter;
 pub mod backbone;
 pub mod batch_norm;
 mod class_head;

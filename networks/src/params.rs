@@ -34,6 +34,8 @@ pub struct ParamSpec {
     pub is_constrained: bool,
     /// Rows of the parameter of the undivided unit that it consists of; absent for all rows.
     pub slice: Option<RowSlice>,
+    /// Whether it is a matrix that may have an adapter of low rank ([`crate::adapter`]).
+    pub is_adaptable: bool,
 }
 
 /// Range of rows of a whole parameter.
@@ -106,6 +108,7 @@ impl ParamSpec {
             substitute: None,
             is_constrained: false,
             slice: None,
+            is_adaptable: false,
         }
     }
 
@@ -123,6 +126,11 @@ impl ParamSpec {
     /// Returns the parameter fixed at its initial values.
     pub fn fixed(self) -> Self {
         Self { role: Role::Fixed, decay: false, ..self }
+    }
+
+    /// Returns the parameter, a matrix, as one that may have an adapter of low rank.
+    pub fn adaptable(self) -> Self {
+        Self { is_adaptable: true, ..self }
     }
 
     /// Returns the parameter with permission for a file of initial weights to lack it.

@@ -127,6 +127,14 @@ pub trait BackboneConfig {
     /// Returns the side of the images that the backbone is made for, in pixels.
     fn image_px(&self) -> usize;
 
+    /// Returns whether weights of the units may have adapters of low rank ([`crate::adapter`]).
+    fn takes_adapters() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
     /// Returns small configurations that together use all options of the backbone, for the
     /// conformance tests.
     #[cfg(feature = "testing")]

@@ -30,6 +30,14 @@ macro_rules! backbones {
                 }
             }
 
+            /// Returns the names of the backbones whose weights may have adapters of low rank, as
+            /// recipes write them.
+            pub fn names_with_adapters() -> Vec<String> {
+                let mut names = Vec::new();
+                $($(#[cfg($cfg)])? names.extend(named_if_adaptable::<$module::Config>(stringify!($name)));)*
+                names
+            }
+
             /// Returns small backbones of every kind.
             #[cfg(feature = "testing")]
             pub fn examples() -> Vec<Self> {
@@ -57,6 +65,23 @@ backbones! {
 
 #[cfg(feature = "testing")]
 use super::toy;
+
+/// Returns the name of the backbone `variant`, as recipes write it, if it takes adapters.
+fn named_if_adaptable<C: BackboneConfig>(variant: &str) -> Option<String> {
+    C::takes_adapters().then(|| snake_case(variant))
+}
+
+/// Converts the name of a variant to that which recipes write.
+fn snake_case(variant: &str) -> String {
+    let mut name = String::new();
+    for letter in variant.chars() {
+        if letter.is_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.extend(letter.to_lowercase());
+    }
+    name
+}
 
 impl ModelConfig {
     /// Checks the settings that the units rely on.

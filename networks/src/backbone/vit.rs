@@ -406,6 +406,10 @@ impl BackboneConfig for Config {
         self.image_px
     }
 
+    fn takes_adapters() -> bool {
+        true
+    }
+
     #[cfg(feature = "testing")]
     fn examples() -> Vec<Self> {
         let plain = Self { mlp_ratio: 2.0, init_std: 0.2, ..Self::new(16, 4, 12, 2, 2) };

@@ -300,7 +300,7 @@ impl Unit for Block {
         if self.has(ATTENTION) {
             params.push(ParamSpec::vector("norm1.weight", d, 1.0));
             params.push(ParamSpec::vector("norm1.bias", d, 0.0));
-            params.push(self.weight("attn.qkv.weight", d, 3, d));
+            params.push(self.weight("attn.qkv.weight", d, 3, d).adaptable());
             params.push(self.weight("attn.proj.weight", d, 1, d));
             params.push(ParamSpec::vector("attn.proj.bias", d, 0.0));
             if self.qkv_bias != QkvBias::None {
@@ -311,9 +311,9 @@ impl Unit for Block {
         if self.has(MLP) {
             params.push(ParamSpec::vector("norm2.weight", d, 1.0));
             params.push(ParamSpec::vector("norm2.bias", d, 0.0));
-            params.push(self.weight("mlp.fc1.weight", hidden, n_products, d));
+            params.push(self.weight("mlp.fc1.weight", hidden, n_products, d).adaptable());
             params.push(ParamSpec::vector("mlp.fc1.bias", n_products * hidden, 0.0));
-            params.push(self.weight("mlp.fc2.weight", d, 1, hidden));
+            params.push(self.weight("mlp.fc2.weight", d, 1, hidden).adaptable());
             params.push(ParamSpec::vector("mlp.fc2.bias", d, 0.0));
             params.extend(self.scale("ls2.gamma"));
         }
