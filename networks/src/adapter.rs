@@ -39,9 +39,12 @@ const B: &str = ".lora_b";
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Adapter {
-    /// Rank of the matrices that are added to weights.
+    /// Rank of adapters (LoRA, Hu et al. 2021), pairs of small matrices whose products are added to
+    /// weights: those of a transformer's queries, keys and values, and of both layers of its MLP.
+    /// The backbone keeps the weights that the run starts from, and only adapters and heads are
+    /// trained. Exports have the sums.
     pub rank: usize,
-    /// Factor of these matrices, which is divided by the rank.
+    /// Factor of these products, which is divided by the rank.
     pub alpha: f64,
 }
 

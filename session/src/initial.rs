@@ -160,6 +160,10 @@ fn open_fork(recipe: &Recipe, from: &Path) -> Result<Checkpoint, SessionError> {
             n_channels: forked.model.n_channels(),
         });
     }
+    if forked.optim.adapter != recipe.optim.adapter {
+        let reason = "its run has other adapters: keep optim.adapter, or start from its weights with --init";
+        return Err(does_not_fit(from, recipe, reason.into()));
+    }
     match fitted(&forked.model, Vec::new(), &recipe.model, None) {
         Ok(_) if forked.model.params() == recipe.model.params() => Ok(checkpoint),
         // Initial weights are resampled; the state of a run is not.

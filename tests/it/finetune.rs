@@ -14,10 +14,11 @@ use pipeline::NoProgress;
 use serde_json::Value;
 use session::{Classifier, NetworkSettings, Session, classified_images};
 use trainer::Recipe;
+use trainer::checkpoint::Checkpoint;
 
 use crate::browser::{browser, check_page};
 use crate::messages::{check_message, lines_with};
-use crate::methods::{LEJEPA, VIT, recipe};
+use crate::methods::{LEJEPA, RESNET, VIT, recipe};
 use crate::parquet_sets::write_labeled;
 use crate::report::page_data;
 use crate::support::{World, fails, json_of, metrics, ok, samples};
@@ -548,4 +549,88 @@ fn an_exported_classifier_scores_as_that_of_the_run() {
     let graph = world.text("backbone.onnx");
     let export = ["export", "--checkpoint", &backbone, "--out", &graph, "--softmax"];
     check_message(&format!("{NAME}.softmax_of_a_backbone"), &fails(&world.ocelli(&export), 2));
+}
+
+/// Adapters and the classifier alone are trained; a run that is killed goes on with the same bits;
+/// and what is exported are the sums, which score as the run and are weights to start from.
+#[test]
+fn adapters_are_trained_resumed_and_exported() {
+    let world = prepare();
+    pretrain(&world, "a", &["--set", "optim.length={steps=4}"]);
+    let adapter = ["--set", "optim.adapter={rank=2, alpha=8}"];
+    let export = ["--export", "safetensors", "--json"];
+    let output = finetune(&world, "a", "whole", &[&adapter[..], &export].concat());
+    ok(&output);
+    let answer = json_of(&output);
+    let fault = ["--inject-fault", "kill:step=6,phase=backward"];
+    let killed = finetune(&world, "a", "parts", &[&adapter[..], &fault].concat());
+    assert_eq!(killed.status.code(), None);
+    ok(&finetune(&world, "a", "parts", &adapter));
+    assert_eq!(metrics(&world.path("parts")), metrics(&world.path("whole")));
+    let weights = "checkpoints/step-0000000012/rank-00000.safetensors";
+    let resumed = fs::read(world.path("parts").join(weights)).unwrap();
+    let expected = fs::read(world.path("whole").join(weights)).unwrap();
+    assert!(resumed == expected, "weights differ");
+
+    let start = Checkpoint::open(&world.path("a")).unwrap();
+    let end = Checkpoint::open(&world.path("whole")).unwrap();
+    let (start_tensors, start_name) = start.backbone(None).unwrap();
+    let (end_tensors, end_name) = end.backbone(None).unwrap();
+    let start_block = start.buffer(&start_name, "blocks.0").unwrap();
+    assert!(end.buffer(&end_name, "blocks.0/base").unwrap() == start_block, "the base is fixed");
+    for (start, end) in start_tensors.iter().zip(&end_tensors) {
+        assert_eq!((&start.name, &start.shape), (&end.name, &end.shape));
+    }
+    assert!(start_tensors != end_tensors, "adapters are added to the base");
+    let top1_of_run = answer["top1"].as_f64().unwrap();
+    assert_eq!(top1(&world, &world.path("whole")), top1_of_run);
+    assert_eq!(top1(&world, Path::new(answer["export"].as_str().unwrap())), top1_of_run);
+
+    // Another method goes on from the sums, with adapters or without.
+    let whole = world.text("whole");
+    let init = ["--init", &whole, "--set", "optim.length={steps=2}"];
+    pretrain(&world, "adapted", &[&init[..], &adapter].concat());
+    pretrain(&world, "plain", &init);
+    let adapted = metrics(&world.path("adapted"))[0]["train/loss"].clone();
+    let plain = metrics(&world.path("plain"))[0]["train/loss"].clone();
+    assert_eq!(adapted, plain, "the first loss is that of the sums");
+}
+
+/// Adapters that would not be trained, or whose base is no network, are refused before the first
+/// step.
+#[test]
+fn adapters_that_do_not_fit_are_refused() {
+    const NAME: &str = "finetune::adapters_that_do_not_fit_are_refused";
+    let world = prepare();
+    fs::write(world.path("resnet.toml"), recipe(RESNET, CLASSIFICATION, 0, "")).unwrap();
+    let sets = ["sets/train", "sets/val"];
+    let adapter = ["--set", "optim.adapter={rank=2, alpha=8}"];
+    let last = [&adapter[..], &["--set", "optim.trained_units=1"]].concat();
+    let cases: [(&str, &str, &[&str]); 4] = [
+        ("random_weights", "alone.toml", &adapter),
+        ("backbone", "resnet.toml", &adapter),
+        ("trained_units", "alone.toml", &last),
+        ("rank", "alone.toml", &["--set", "optim.adapter={rank=0, alpha=8}"]),
+    ];
+    for (name, recipe, more) in cases {
+        let output = finetune_on(&world, recipe, sets, name, more);
+        check_message(&format!("{NAME}.{name}"), &fails(&output, 2));
+        assert!(!world.path(name).join("checkpoints").exists(), "{name}");
+    }
+    pretrain(&world, "a", &["--set", "optim.length={steps=1}"]);
+    let steps = ["--set", "optim.length={steps=1}", "--set", "optim.warmup={steps=0}"];
+    for (name, setting) in
+        [("last_units", "optim.trained_units=2"), ("frozen", "optim.freeze_backbone={percent=100}")]
+    {
+        let more = [&adapter[..], &steps, &["--set", setting]].concat();
+        let warning = lines_with(&ok(&finetune(&world, "a", name, &more)), "adapter");
+        check_message(&format!("{NAME}.{name}"), &warning);
+    }
+    let whole = world.text("a");
+    let lejepa = world.text("lejepa.toml");
+    let train = world.text("sets/train");
+    let fork = world.text("fork");
+    let args = ["pretrain", "--recipe", &lejepa, "--shards", &train, "--workdir", &fork, "--fork", &whole];
+    let output = world.ocelli(&[&args[..], &adapter].concat());
+    check_message(&format!("{NAME}.fork"), &fails(&output, 2));
 }

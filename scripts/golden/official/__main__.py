@@ -72,11 +72,13 @@ def runs(paths, folder: str) -> dict:
         "byol": lambda: byol("byol_c", 12, 0.1),
         # Written out: the authors' code is not among the repositories.
         "data2vec": lambda: data2vec("data2vec", 5e-3),
-        # Written out: the authors' scripts are tied to their data paths. The second trains the last block and the norm alone.
+        # Written out: the authors' scripts are tied to their data paths. The second trains the last block and the norm alone, the
+        # third adapters of rank 2.
         "classification": lambda: classification("classification", 4),
         "classification_last": lambda: classification("classification", 2),
+        "classification_adapter": lambda: classification("classification", 0, rank=2, alpha=0.4),
         # Images with several classes, one or none.
-        "classification_several": lambda: classification("classification", 4, True),
+        "classification_several": lambda: classification("classification", 4, has_several=True),
         "dinov2_shared": lambda: dinov2(paths, "dinov2_shared", False, "centering", 0.02, {}),
         "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
             "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),

@@ -202,24 +202,37 @@ impl Checkpoint {
     }
 
     /// Reads the parameters of the backbone of the network `name`, by default the evaluated one;
-    /// returns them with the name of the network.
+    /// returns them with the name of the network. Adapters are added to their weights.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`], also when there is no such network; [`TrainError::Network`]
     /// if a parameter is not finite.
     pub fn backbone(&self, name: Option<&str>) -> Result<(Vec<NamedTensor>, String), TrainError> {
         let name = self.evaluated(name)?;
+        let recipe = &self.manifest.plan.recipe;
         let mut tensors = Vec::new();
-        for unit in self.manifest.plan.recipe.model.units(Readout::All) {
+        for unit in recipe.model.units(Readout::All) {
             let layout = unit.layout(1);
             tensors.extend(layout.tensors(&self.parameters(&name, &layout)?));
+            if let Some(layout) = recipe.optim.adapter.and_then(|adapter| adapter.layout(unit.as_ref(), 1)) {
+                tensors.extend(layout.tensors(&self.parameters(&name, &layout)?));
+            }
         }
+        let tensors = self.merged(tensors)?;
         tensors.iter().try_for_each(NamedTensor::check_finite)?;
         Ok((tensors, name))
     }
 
+    /// Adds the adapters among `tensors` to their weights, if the run has any.
+    fn merged(&self, tensors: Vec<NamedTensor>) -> Result<Vec<NamedTensor>, TrainError> {
+        match self.manifest.plan.recipe.optim.adapter {
+            Some(adapter) => Ok(adapter.merge(tensors)?),
+            None => Ok(tensors),
+        }
+    }
+
     /// Reads all parameters of the network `name`, by default the evaluated one, with its heads;
-    /// returns them with the name of the network.
+    /// returns them with the name of the network. Adapters are added to their weights.
     ///
     /// # Errors
     /// As [`Checkpoint::backbone`]; also where repeated entries have more elements than the files.
@@ -246,7 +259,7 @@ impl Checkpoint {
                 tensors.push(NamedTensor { name: param.clone(), shape: shape.clone(), values });
             }
         }
-        let tensors = joined(tensors);
+        let tensors = self.merged(joined(tensors))?;
         tensors.iter().try_for_each(NamedTensor::check_finite)?;
         Ok((tensors, name))
     }
@@ -279,7 +292,7 @@ impl Checkpoint {
             if network.is_frozen || self.lacks_copy(network) {
                 continue;
             }
-            for shard in &mut network.shards {
+            for shard in network.shards.iter_mut().chain(network.bases.values_mut()) {
                 shards.push((network.name, shard));
             }
         }
@@ -355,7 +368,7 @@ impl Checkpoint {
     }
 
     /// Reads the parameters of the unit with `layout` from `network`, whose unit may have more
-    /// parameters, such as a token for masked patches.
+    /// parameters, such as a token for masked patches. Adapters are not added to their weights.
     ///
     /// # Errors
     /// [`TrainError::CheckpointRead`] when one is missing or has another shape.

@@ -42,7 +42,7 @@ impl Snapshot {
         let mut units = Vec::new();
         // A frozen network is read from the file of its weights at every start.
         for network in state.networks.iter().filter(|network| !network.is_frozen) {
-            for shard in &network.shards {
+            for shard in network.buffers() {
                 units.push(UnitEntry::new(network.name, &shard.layout, &shard.n_updates));
                 let unit = &shard.layout.name;
                 tensors.push((format!("{}/{unit}", network.name), shard.weights.values().clone()));

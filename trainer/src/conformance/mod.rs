@@ -2,6 +2,7 @@
 //! is tested with one method, and each method with two backbones, one of which has statistics over
 //! the batch. With `RUN_SLOW_TESTS=1` all pairs are tested.
 
+mod adapter;
 mod collectives;
 mod columns;
 mod division;

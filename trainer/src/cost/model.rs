@@ -5,11 +5,13 @@ use std::ops::Add;
 
 use augment::GroupSpec;
 use kernels::ops::ProductLimits;
+use networks::adapter::{Adapter, base_params, takes_adapters};
 use networks::backbone::ModelConfig;
 use networks::divided::{divided, numel};
 use networks::head::{Head, staged_units};
 use networks::layout::ALIGNMENT;
 use networks::mask::{MaskRule, MaskedCount, Masking};
+use networks::params::ParamSpec;
 use networks::patches::{PixelInput, Pixels};
 use networks::unit::{Elements, GroupShape, Unit};
 
@@ -25,8 +27,11 @@ use crate::recipe::plan::Plan;
 pub struct UnitCost {
     /// Name of the unit.
     pub name: String,
-    /// Number of elements of its parameters.
+    /// Number of elements of its parameters, without adapters.
     pub numel: usize,
+    /// Number of elements of its adapters, which are trained in place of its parameters; 0 if it
+    /// has none, and nothing of it is trained. Absent in a network without adapters.
+    pub n_adapters: Option<usize>,
     /// Floating-point operations of its forward pass: two per multiply-add.
     pub flops: f64,
     /// Elements of its input that the unit before it has computed, which is kept until the unit
@@ -107,6 +112,16 @@ impl UnitCost {
         units.iter().map(|unit| unit.numel).sum()
     }
 
+    /// Returns the number of elements that are trained, or that follow those of another network.
+    pub fn n_trained(&self) -> usize {
+        self.n_adapters.unwrap_or(self.numel)
+    }
+
+    /// Returns whether adapters are added to some of its weights.
+    pub fn has_adapters(&self) -> bool {
+        self.n_adapters.is_some_and(|n_adapters| n_adapters > 0)
+    }
+
     /// Returns a unit that costs nothing.
     #[cfg(test)]
     pub(crate) fn empty(name: &str) -> Self {
@@ -114,6 +129,7 @@ impl UnitCost {
         Self {
             name: name.into(),
             numel: 0,
+            n_adapters: None,
             flops: 0.0,
             input: nothing,
             given: nothing,
@@ -134,9 +150,24 @@ impl UnitCost {
 }
 
 impl NetworkCost {
-    /// Returns the number of elements of all parameters.
+    /// Returns the number of elements of all parameters, without adapters.
     pub fn numel(&self) -> usize {
         self.units().map(|unit| unit.numel).sum()
+    }
+
+    /// Returns the number of elements of all adapters.
+    pub fn n_adapters(&self) -> usize {
+        self.units().filter_map(|unit| unit.n_adapters).sum()
+    }
+
+    /// Returns the number of elements that are trained, or that follow those of another network.
+    pub fn n_trained(&self) -> usize {
+        self.units().map(UnitCost::n_trained).sum()
+    }
+
+    /// Returns the number of elements that a checkpoint holds, without moments.
+    fn n_held(&self) -> usize {
+        self.numel() + self.n_adapters()
     }
 
     /// Returns whether the network sees any view; weights of one that does not are never gathered.
@@ -201,7 +232,8 @@ impl ModelCost {
     /// network, and weights of the others but frozen ones.
     pub fn checkpoint_numel(&self) -> usize {
         let others = self.others.iter().filter(|network| !network.is_frozen);
-        (1 + self.n_moments) * self.trained.numel() + others.map(NetworkCost::numel).sum::<usize>()
+        let others: usize = others.map(NetworkCost::n_held).sum();
+        self.trained.n_held() + self.n_moments * self.trained.n_trained() + others
     }
 
     /// Returns the number of ranks among which columns are divided; 1 if none are.
@@ -235,10 +267,11 @@ pub fn model_cost(plan: &Plan) -> Result<ModelCost, TrainError> {
     let model = &recipe.model;
     let n_moments = plan.optimizer().moments().len();
     let max_numel = recipe.run.max_unit_parameters;
+    let adapter = recipe.optim.adapter;
     let mut choices = Vec::new();
     for (share, views) in plan.view_mix().choices() {
         let views = views.groups();
-        let cost = views_cost(&recipe.name, model, method.as_ref(), &views, n_moments, max_numel);
+        let cost = views_cost(&recipe.name, model, method.as_ref(), &views, n_moments, max_numel, adapter);
         choices.push((share, cost));
     }
     Ok(ModelCost { n_fixed: n_fixed(plan, method.as_ref()), ..mixed_cost(&choices) })
@@ -250,11 +283,15 @@ fn n_fixed(plan: &Plan, method: &dyn Method) -> usize {
     let networks = method.networks();
     let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
     let Some(network) = trained else { return 0 };
-    let mut undivided = Vec::new();
-    for part in divided(network.units(&plan.recipe.model), plan.recipe.run.max_unit_parameters) {
-        undivided.push(part.index);
+    let recipe = &plan.recipe;
+    let parts = divided(network.units(&recipe.model), recipe.run.max_unit_parameters);
+    let undivided: Vec<usize> = parts.iter().map(|part| part.index).collect();
+    let n_fixed = plan.step_config().rates.n_fixed(&undivided);
+    if network.adapter(recipe.optim.adapter).is_none() {
+        return n_fixed;
     }
-    plan.step_config().rates.n_fixed(&undivided)
+    let n_without_adapters = parts.iter().take_while(|part| !takes_adapters(part.unit.as_ref())).count();
+    n_fixed.max(n_without_adapters)
 }
 
 /// Returns the costs of batches that are one of `choices`, by share: the memory of the largest, and
@@ -277,7 +314,7 @@ fn mixed_cost(choices: &[(f64, ModelCost)]) -> ModelCost {
 
 /// Returns the costs of `method`'s networks on `model` for these groups of views. The optimizer
 /// keeps `n_moments` for each parameter. Backbone units of more than `max_numel` elements of
-/// parameters are divided, if that is given.
+/// parameters are divided, if that is given. `adapter` are the adapters of the recipe.
 pub(super) fn views_cost(
     name: &str,
     model: &ModelConfig,
@@ -285,6 +322,7 @@ pub(super) fn views_cost(
     views: &[GroupSpec],
     n_moments: usize,
     max_numel: Option<usize>,
+    adapter: Option<Adapter>,
 ) -> ModelCost {
     let specs = method.networks();
     let mut inputs: Vec<PixelInput> = Vec::new();
@@ -292,7 +330,7 @@ pub(super) fn views_cost(
     let mut trained = None;
     let mut others = Vec::new();
     for spec in &specs {
-        let cost = network_cost(spec, model, method, views, max_numel);
+        let cost = network_cost(spec, model, method, views, max_numel, adapter);
         if spec.update_rule == UpdateRule::Gradient {
             trained = Some(cost);
         } else {
@@ -351,6 +389,7 @@ fn network_cost(
     method: &dyn Method,
     views: &[GroupSpec],
     max_numel: Option<usize>,
+    adapter: Option<Adapter>,
 ) -> NetworkCost {
     let backbone = spec.model(model);
     let cell_px = backbone.cell_px();
@@ -381,6 +420,14 @@ fn network_cost(
         // Pixels are counted once, in `ModelCost::pixels`.
         first.input = Elements::default();
         first.given = Elements::default();
+    }
+    if let Some(adapter) = spec.adapter(adapter) {
+        for (cost, unit) in network.backbone.iter_mut().zip(&units) {
+            let adapters = adapter.params(unit.as_ref());
+            cost.n_adapters = Some(adapters.iter().map(ParamSpec::numel).sum());
+            // Those of whole weights, before those of adapters are made of them.
+            cost.gradients_at_once = gradients_at_once(&base_params(unit.as_ref()));
+        }
     }
     network
 }
@@ -440,6 +487,7 @@ fn unit_costs(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<Unit
         costs.push(UnitCost {
             name: unit.name().to_string(),
             numel: numel(unit.as_ref()),
+            n_adapters: None,
             flops: cost.flops,
             input,
             given,

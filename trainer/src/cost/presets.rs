@@ -66,7 +66,7 @@ pub fn preset(name: &str, max_numel: Option<usize>) -> Option<ModelCost> {
     let cx = MethodContext { views: run.views, model: model.clone(), length, seed: 0 };
     let method = method.build(&cx).expect("a method of this file");
     let views = method.views().groups();
-    Some(views_cost(name, &model, method.as_ref(), &views, run.n_moments, max_numel))
+    Some(views_cost(name, &model, method.as_ref(), &views, run.n_moments, max_numel, None))
 }
 
 /// Returns the costs of the preset `name` as [`preset`], with units divided as far as requested.

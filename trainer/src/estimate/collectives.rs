@@ -29,14 +29,20 @@ const NUMBER_BYTES: f64 = 8.0;
 /// rows, as with three iterations of Sinkhorn-Knopp, of means and of gauges.
 const N_TARGET_SUMS: usize = 5;
 
-/// Returns the gather of the weights of a unit, among neighbors.
+/// Returns the gather of the weights of a unit, among neighbors. Its adapters, if it has some, are
+/// gathered beside them, both in f32.
 pub(super) fn gather(placed: PlacedModel<'_>, network: StepNetwork, unit: usize) -> Transfer {
     let precision = placed.placement.precision;
     let is_backbone = placed.is_backbone(network, unit);
     let wire = if is_backbone { precision.gather } else { precision.head_gather };
     let unit = placed.unit(network, unit);
     let members = Members::neighbors(placed.n_shards(unit));
-    Transfer { pattern: Pattern::Gather, members, bytes: wire.bytes() as f64 * placed.gathered(unit) }
+    let bytes = if unit.has_adapters() {
+        F32 * (placed.gathered(unit) + placed.adapters(unit))
+    } else {
+        wire.bytes() as f64 * placed.gathered(unit)
+    };
+    Transfer { pattern: Pattern::Gather, members, bytes }
 }
 
 /// Returns the collectives by which a gradient is summed, over the ranks of a group, then over
@@ -47,9 +53,9 @@ pub(super) fn reduction(placed: PlacedModel<'_>, unit: usize) -> [Transfer; 3] {
     let wire = if is_backbone { precision.reduce } else { precision.head_reduce };
     let unit = placed.unit(StepNetwork::Trained, unit);
     let n_shards = placed.n_shards(unit);
-    let bytes = wire.bytes() as f64 * placed.gathered(unit);
+    let bytes = wire.bytes() as f64 * placed.gradient(unit);
     let shard_bytes = bytes / n_shards as f64;
-    let sum_bytes = F32 * placed.gathered(unit) / n_shards as f64;
+    let sum_bytes = F32 * placed.gradient(unit) / n_shards as f64;
     // Sums in a fixed order are exchanges; others are rings, which only f32 has.
     let pattern = if exact_sums || wire != Wire::F32 { Pattern::Exchange } else { Pattern::Gather };
     let replicas = Members { n_ranks: world_size / group_size, run: 1, stride: group_size };

@@ -63,8 +63,8 @@ impl EarlierGradients {
 
     /// Adds the gradient of the next unit of the backbone, which is sent and received.
     pub(super) fn push_unit(&mut self, placed: PlacedModel<'_>, unit: &UnitCost) {
-        let held_bytes = placed.placement.precision.reduce.bytes() as f64 * placed.padded(unit);
-        self.push(placed, held_bytes, 2.0 * held_bytes, F32 * placed.shard(unit));
+        let held_bytes = placed.placement.precision.reduce.bytes() as f64 * placed.gradient(unit);
+        self.push(placed, held_bytes, 2.0 * held_bytes, F32 * placed.trained_shard(unit));
     }
 
     fn push(&mut self, placed: PlacedModel<'_>, held_bytes: f64, in_transfer_bytes: f64, shard_bytes: f64) {

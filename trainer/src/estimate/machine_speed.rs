@@ -3,8 +3,8 @@
 //! ```text
 //! t = F / products + (b · A + U) / passes     F: operations of matrix products; A: elements of activations that
 //!                                             are moved, as for GPUs; b: bytes of an element
-//! U = 4 · ((7 + 2 m) · P + 3 · Q)             P: parameters of the trained network, m: moments of the optimizer;
-//!                                             Q: parameters of networks that follow it
+//! U = 4 · ((7 + 2 m) · P + 3 · Q)             P: trained parameters, m: moments of the optimizer;
+//!                                             Q: parameters that follow them
 //! ```
 //!
 //! Of a parameter, a step writes the gradient, collects it in the unit's buffer, measures its norm
@@ -39,10 +39,10 @@ impl MachineSpeed {
 /// Returns the bytes that the update of all weights on a rank reads and writes.
 fn update_bytes(placed: PlacedModel<'_>) -> f64 {
     let model = placed.model;
-    let trained = placed.shards(&model.trained);
+    let trained = placed.trained_shards(&model.trained);
     let mut followers = 0.0;
     for network in model.others.iter().filter(|network| !network.is_frozen) {
-        followers += placed.shards(network);
+        followers += placed.trained_shards(network);
     }
     F32 * ((7.0 + 2.0 * model.n_moments as f64) * trained + 3.0 * followers)
 }

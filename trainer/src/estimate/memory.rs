@@ -66,8 +66,8 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     walk.run(placed, &events);
     walk.run(placed, &events);
     // The trained network with its moments, and the others; a checkpoint leaves out frozen ones.
-    let shards = placed.shards(&model.trained);
-    let with_moments = (1.0 + model.n_moments as f64) * shards;
+    let trained_shards = placed.trained_shards(&model.trained);
+    let with_moments = placed.shards(&model.trained) + model.n_moments as f64 * trained_shards;
     let mut others = 0.0;
     let mut saved_others = 0.0;
     for network in &model.others {
@@ -82,7 +82,7 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
     let constrained = heads.iter().map(|unit| unit.n_constrained as f64 / unit.n_parts as f64);
     Memory {
         state_bytes: on_device * F32 * (with_moments + others),
-        gradient_bytes: F32 * shards,
+        gradient_bytes: F32 * trained_shards,
         input_bytes: F32 * model.pixels * placed.n_images(),
         work_bytes: 2.0 * F32 * constrained.sum::<f64>() + walk.peak.work_bytes,
         buffer_bytes: product_buffer_bytes(placed),
@@ -96,6 +96,9 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
 struct WeightBuffer {
     /// Number of 32-bit words; 0 if a rank computes with its own weights.
     n_words: usize,
+    /// Number of 32-bit words of the buffer of their sums with adapters, and of the adapters; 0 for
+    /// a unit without adapters.
+    n_merged_words: usize,
     /// Whether the buffer is of the pool: the weights come from other ranks or from host memory,
     /// and are not kept until the backward pass.
     is_pooled: bool,
@@ -109,9 +112,16 @@ impl WeightBuffer {
         let unit = placed.unit(network, unit);
         // A rank that has all of what it computes with uses its own weights, unless it rounds them.
         let is_moved = placement.offload || placed.n_shards(unit) > 1;
+        let numel = placed.gathered(unit) as usize;
+        if unit.has_adapters() {
+            let n_words = if is_moved { word_count(numel, DType::F32) } else { 0 };
+            let n_adapter_words = word_count(placed.adapters(unit) as usize, DType::F32);
+            let n_merged_words = word_count(numel, dtype) + n_adapter_words;
+            return Self { n_words, n_merged_words, is_pooled: is_moved };
+        }
         let has_buffer = is_moved || dtype != DType::F32;
-        let n_words = if has_buffer { word_count(placed.gathered(unit) as usize, dtype) } else { 0 };
-        Self { n_words, is_pooled: is_moved && !is_kept }
+        let n_words = if has_buffer { word_count(numel, dtype) } else { 0 };
+        Self { n_words, n_merged_words: 0, is_pooled: is_moved && !is_kept }
     }
 }
 
@@ -151,8 +161,9 @@ impl Walk {
             match *event {
                 Event::Gather { is_kept, .. } => {
                     self.look_ahead();
+                    let buffer = self.in_transfer.take().map(|buffer| self.merge(buffer));
                     let arrived = if is_kept { &mut self.kept } else { &mut self.gathered };
-                    arrived.extend(self.in_transfer.take());
+                    arrived.extend(buffer);
                     if matches!(events.get(position + 1), Some(Event::Gather { .. })) {
                         self.look_ahead();
                     }
@@ -169,7 +180,10 @@ impl Walk {
         }
         // Gradients of units that are never trained are zeros.
         let fixed = &placed.model.trained.backbone[..placed.model.n_fixed];
-        let zeros: f64 = fixed.iter().map(|unit| placed.shard(unit)).sum();
+        let mut zeros = 0.0;
+        for unit in fixed {
+            zeros += if unit.has_adapters() { placed.trained_shard(unit) } else { placed.shard(unit) };
+        }
         self.check(self.gradients.at_end_bytes() + F32 * zeros);
     }
 
@@ -185,6 +199,17 @@ impl Walk {
             self.n_used_words += buffer.n_words;
             self.in_transfer = Some(buffer);
         }
+    }
+
+    /// Replaces the buffer of weights that have arrived by that of their sums with adapters, if the
+    /// unit has some.
+    fn merge(&mut self, buffer: WeightBuffer) -> WeightBuffer {
+        if buffer.n_merged_words == 0 {
+            return buffer;
+        }
+        self.n_used_words += buffer.n_merged_words;
+        self.release(buffer);
+        WeightBuffer { n_words: buffer.n_merged_words, n_merged_words: 0, is_pooled: false }
     }
 
     fn release(&mut self, buffer: WeightBuffer) {
@@ -226,7 +251,7 @@ impl Walk {
         let gathers_next = self.in_transfer.is_some_and(|buffer| buffer.is_pooled);
         // Every worker has the gradient of its slice, by parameter, beside the sums of earlier
         // micro-batches.
-        let sums = n_partial_sums(placement.rank_micro_batches) as f64 * placed.padded(unit);
+        let sums = n_partial_sums(placement.rank_micro_batches) as f64 * placed.gradient(unit);
         let running_bytes = F32 * (sums + (placement.workers * unit.gradients_at_once) as f64)
             + self.gradients.running_bytes(unit, gathers_next);
         if recomputes {
@@ -243,12 +268,14 @@ impl Walk {
         // which it is sent. If that is not f32, each parameter's sum is freed when it has been
         // rounded.
         let sent = placement.precision.reduce.bytes() as f64;
-        let flat_bytes = (F32 + if sent < F32 { sent / 2.0 } else { sent }) * placed.padded(unit);
+        let flat_bytes = (F32 + if sent < F32 { sent / 2.0 } else { sent }) * placed.gradient(unit);
         self.check(flat_bytes + placed.given_bytes(unit) + self.gradients.at_end_bytes());
         if let Some(buffer) = self.kept.pop() {
             self.release(buffer);
         }
-        self.gradients.push_unit(placed, unit);
+        if unit.n_trained() > 0 {
+            self.gradients.push_unit(placed, unit);
+        }
     }
 
     /// Compares the sum of all memory, with `work_bytes` in use, with the peak.
@@ -318,7 +345,7 @@ mod tests {
 
     /// Takes a buffer of the pool.
     fn take(walk: &mut Walk, n_words: usize) -> WeightBuffer {
-        walk.gathers.push_back(WeightBuffer { n_words, is_pooled: true });
+        walk.gathers.push_back(WeightBuffer { n_words, n_merged_words: 0, is_pooled: true });
         walk.look_ahead();
         walk.in_transfer.take().unwrap()
     }
@@ -358,6 +385,21 @@ mod tests {
             assert!((pair[0] - pair[1] - F32 * 1e6).abs() < 0.1 * F32 * 1e6, "{peaks:?}");
         }
         assert!(peaks[4] <= peaks[3], "{peaks:?}");
+    }
+
+    /// By hand: weights of 1024 elements, adapters of 64 with one moment and a gradient, and the
+    /// sums that a kept unit holds beside its adapters.
+    #[test]
+    fn adapters_have_the_moments_and_gradients() {
+        let adapted = UnitCost { numel: 1024, n_adapters: Some(64), ..UnitCost::empty("unit") };
+        let fixed = UnitCost { numel: 128, n_adapters: Some(0), ..UnitCost::empty("norm") };
+        let model = ModelCost::with_backbone(vec![adapted, fixed]);
+        let placement = Placement { keep: 2, ..Placement::one_image_each(1) };
+        let needed = memory(&model, &placement);
+        assert_eq!(needed.state_bytes, F32 * (1024.0 + 64.0 + 128.0 + 64.0));
+        assert_eq!(needed.gradient_bytes, F32 * 64.0);
+        assert_eq!(needed.gathered_bytes, F32 * (1024.0 + 64.0));
+        assert_eq!(model.checkpoint_numel(), 1024 + 64 + 128 + 64);
     }
 
     /// A unit of two ranks that keeps its weights, and one of a rank that rounds them.

@@ -42,7 +42,14 @@ impl<'a> PlacedModel<'a> {
     pub(super) fn events(&self) -> Vec<Event> {
         let others: Vec<NetworkUnits> = self.others().map(n_units).collect();
         let segments = self.segments();
+        let mut fixed = Vec::new();
+        for (index, unit) in self.model.trained.backbone.iter().enumerate() {
+            if unit.n_adapters == Some(0) {
+                fixed.push(index);
+            }
+        }
         Schedule::new(&others, n_units(&self.model.trained), segments, self.placement.sharding)
+            .without_gradients(&fixed)
             .events()
             .collect()
     }
@@ -121,9 +128,23 @@ impl<'a> PlacedModel<'a> {
         self.n_images() / self.placement.rank_micro_batches.max(1) as f64
     }
 
-    /// Number of elements of the unit's buffer.
+    /// Number of elements of the buffer of the unit's parameters, without adapters.
     pub(super) fn padded(&self, unit: &UnitCost) -> f64 {
-        unit.numel.next_multiple_of(ALIGNMENT * self.placement.group_size) as f64
+        self.padded_numel(unit.numel)
+    }
+
+    /// Number of elements of the buffer of the unit's adapters; 0 if it has none.
+    pub(super) fn adapters(&self, unit: &UnitCost) -> f64 {
+        self.padded_numel(unit.n_adapters.unwrap_or_default())
+    }
+
+    /// Number of elements of the gradient that this rank computes of the unit.
+    pub(super) fn gradient(&self, unit: &UnitCost) -> f64 {
+        self.padded_numel(unit.n_trained()) / unit.n_parts as f64
+    }
+
+    fn padded_numel(&self, numel: usize) -> f64 {
+        numel.next_multiple_of(ALIGNMENT * self.placement.group_size) as f64
     }
 
     /// Number of elements of what this rank computes of the unit.
@@ -136,14 +157,25 @@ impl<'a> PlacedModel<'a> {
         (self.placement.group_size / unit.n_parts).max(1)
     }
 
-    /// Number of elements of this rank's shard of `unit`.
+    /// Number of elements of this rank's shards of `unit`: of its parameters and its adapters.
     pub(super) fn shard(&self, unit: &UnitCost) -> f64 {
-        self.padded(unit) / self.placement.group_size as f64
+        (self.padded(unit) + self.adapters(unit)) / self.placement.group_size as f64
     }
 
     /// Number of elements of this rank's shards of `network`.
     pub(super) fn shards(&self, network: &NetworkCost) -> f64 {
         network.units().map(|unit| self.shard(unit)).sum()
+    }
+
+    /// Number of elements of this rank's shard of what is trained of `unit`: of its gradient, and
+    /// of each moment.
+    pub(super) fn trained_shard(&self, unit: &UnitCost) -> f64 {
+        self.padded_numel(unit.n_trained()) / self.placement.group_size as f64
+    }
+
+    /// Number of elements of this rank's shards of what is trained of `network`, or follows.
+    pub(super) fn trained_shards(&self, network: &NetworkCost) -> f64 {
+        network.units().map(|unit| self.trained_shard(unit)).sum()
     }
 
     /// Bytes of the unit's input for all images.

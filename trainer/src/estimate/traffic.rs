@@ -48,7 +48,9 @@ pub fn traffic(model: &ModelCost, placement: &Placement) -> Traffic {
             Event::Gather { network, unit, .. } => {
                 let gather = gather(placed, network, unit);
                 moved.gather_bytes += gather.received_bytes();
-                moved.n_gathers += usize::from(gather.members.n_ranks > 1);
+                // Adapters and the weights that they are added to are gathered one after the other.
+                let n_buffers = 1 + usize::from(placed.unit(network, unit).has_adapters());
+                moved.n_gathers += if gather.members.n_ranks > 1 { n_buffers } else { 0 };
             }
             Event::Reduce { unit } => {
                 let [in_group, exchange, copy] = reduction(placed, unit);

@@ -71,8 +71,10 @@ fn start(run: &Run, overrides: &[&str]) -> (Plan, Trainer) {
     let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
     let plan = crate::resolve(Recipe::parse(&run.recipe, run.file, &overrides).unwrap(), 64).unwrap();
     let mut trainer: Trainer = plan.trainer(Communicator::solo(), &Device::flex()).unwrap();
-    for shard in trainer.state.networks.iter_mut().flat_map(|network| &mut network.shards) {
-        shard.weights = weights(shard).into();
+    for network in &mut trainer.state.networks {
+        for shard in network.shards.iter_mut().chain(network.bases.values_mut()) {
+            shard.weights = weights(shard).into();
+        }
     }
     (plan, trainer)
 }
@@ -108,7 +110,7 @@ fn check(run: &Run, overrides: &[&str]) {
         assert!(is_near, "{} step {step}: {our_loss} {loss}", run.file);
     }
     for network in &trainer.state.networks {
-        for shard in &network.shards {
+        for shard in network.buffers() {
             let golden_flat = golden.flat(network.name, shard);
             let flat = to_host(with_golden_key_biases(shard.weights.values(), golden_flat, shard));
             for slot in &shard.layout.params {
@@ -245,12 +247,13 @@ fn dinov3_is_the_official_run() {
 }
 
 /// Rates by layer, weight decay, smoothed labels and a cosine after a warm-up; with all units, with
-/// the last block and the norm alone, and with several classes per image.
+/// the last block and the norm alone, with adapters, and with several classes per image.
 #[test]
 fn classification_is_the_run_in_pytorch() {
     let runs = [
         classification("classification", "", ""),
         classification("classification_last", "", "trained_units = 2\n"),
+        classification("classification_adapter", "", "adapter = { rank = 2, alpha = 0.4 }\n"),
         classification("classification_several", "loss = 'binary_cross_entropy'\n", ""),
     ];
     for run in runs {

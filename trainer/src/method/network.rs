@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 
+use networks::adapter::Adapter;
 use networks::backbone::{ModelConfig, Readout};
 use networks::head::{Head, readout};
 use networks::mask::Masking;
@@ -150,6 +151,12 @@ impl NetworkSpec {
     /// Returns whether a run that starts from weights starts this network from them.
     pub fn starts_from_weights(&self) -> bool {
         self.backbone == Backbone::Recipe && self.update_rule != UpdateRule::Frozen
+    }
+
+    /// Adapters of the network, where `recipe` are those of the recipe. Only networks that start
+    /// from the weights of a run have them: the trained one, and those that follow it.
+    pub fn adapter(&self, recipe: Option<Adapter>) -> Option<Adapter> {
+        recipe.filter(|_| self.starts_from_weights())
     }
 
     /// Units of the network's backbone. `recipe` is the backbone of the recipe.

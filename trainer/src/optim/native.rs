@@ -60,8 +60,8 @@ pub(super) fn squares(
     (kernels.sum_squares(grads, &blocks), range_of_block)
 }
 
-/// Updates every shard and its followers, with the clip factors of the `segments` of each shard, or
-/// with those of the device.
+/// Updates every shard that has moments and its followers, with the clip factors of the `segments`
+/// of each shard, or with those of the device.
 pub(super) fn step(
     kernels: &UpdateKernels,
     rule: AdamW,
@@ -80,6 +80,9 @@ pub(super) fn step(
         let mut units = Vec::with_capacity(n_units);
         let mut moving = Vec::with_capacity(n_units);
         for (((shard, segments), grad), followers) in work.by_ref().take(n_units) {
+            if shard.moments.is_empty() {
+                continue;
+            }
             units.push(Unit {
                 grad,
                 weights: shard.weights.values().clone(),
@@ -95,6 +98,9 @@ pub(super) fn step(
                 segments: with_padding(segments, shard.len()),
             });
             moving.push((shard, followers));
+        }
+        if units.is_empty() {
+            continue;
         }
         // The inputs of a launch are freed before the next one allocates memory.
         let moved = kernels.adam_w(units, constants(rule), factors);

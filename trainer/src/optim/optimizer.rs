@@ -205,7 +205,8 @@ impl Optimizer {
 
     /// Updates every shard, and then its followers, which are listed by unit. `grads` are this
     /// rank's shards of the mean gradients. A parameter that is frozen at this step keeps its value
-    /// and its moments.
+    /// and its moments. Shards without moments never change, nor do their followers, which have the
+    /// same weights.
     pub fn step(
         &self,
         shards: &mut [UnitShard],
@@ -254,6 +255,9 @@ impl Optimizer {
         scheduled_values: &ScheduledValues,
         followers: Vec<Follower<'_>>,
     ) {
+        if shard.moments.is_empty() {
+            return;
+        }
         let frozen = frozen_at(shard, scheduled_values.step);
         if frozen.iter().all(|frozen| *frozen) {
             return follow_all(followers, &shard.weights);
@@ -277,6 +281,9 @@ impl Optimizer {
         clip: Clip<'_>,
         scheduled_values: &ScheduledValues,
     ) -> Vec<kernels::native::update::Segment> {
+        if shard.moments.is_empty() {
+            return Vec::new();
+        }
         let frozen = frozen_at(shard, scheduled_values.step);
         for (n_updates, frozen) in shard.n_updates.iter_mut().zip(&frozen) {
             *n_updates += u64::from(!frozen);

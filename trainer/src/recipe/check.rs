@@ -1,6 +1,7 @@
 //! Checks of a plan that concern several sections of its recipe.
 
 use augment::ViewMix;
+use networks::adapter::takes_adapters;
 use networks::backbone::ModelConfig;
 use networks::mask::Masking;
 
@@ -41,6 +42,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     check_repeats(&recipe.views, &networks, all_sizes.len()).map_err(|reason| recipe.error(reason))?;
     check_trained_units(recipe, &networks).map_err(|reason| recipe.error(reason))?;
     check_balance(recipe).map_err(|reason| recipe.error(reason))?;
+    check_adapter(recipe, &networks).map_err(|reason| recipe.error(reason))?;
     let optim = &recipe.optim;
     if !optim.batch_size.is_multiple_of(optim.stat_images()) {
         return Err(recipe.error(format!(
@@ -120,6 +122,30 @@ fn check_balance(recipe: &Recipe) -> Result<(), String> {
         ));
     }
     Ok(())
+}
+
+/// Checks that the backbone of the trained network has weights for adapters, and that some of these
+/// are trained.
+fn check_adapter(recipe: &Recipe, networks: &[NetworkSpec]) -> Result<(), String> {
+    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
+    let Some(network) = trained.filter(|network| network.adapter(recipe.optim.adapter).is_some()) else {
+        return Ok(());
+    };
+    let units = network.units(&recipe.model);
+    let Some(last) = units.iter().rposition(|unit| takes_adapters(unit.as_ref())) else {
+        return Err(format!(
+            "optim.adapter: this backbone has no weights for adapters, which only those of model.arch = {} \
+             have: remove it, or train the last units alone with optim.trained_units",
+            ModelConfig::names_with_adapters().join(" or ")
+        ));
+    };
+    match recipe.optim.trained_units {
+        Some(n_trained) if last + n_trained < units.len() => Err(format!(
+            "optim.adapter and optim.trained_units {n_trained}: the last {n_trained} units of the backbone \
+             have no weights for adapters, and so nothing of it would be trained: remove one of the two keys"
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Returns whether `network` has batch normalization and is not frozen.

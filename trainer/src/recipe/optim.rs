@@ -1,5 +1,6 @@
 //! The `[optim]` section of a recipe: optimizer, schedules, batch and length of the run.
 
+use networks::adapter::Adapter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +88,11 @@ pub struct OptimConfig {
     /// the batches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained_units: Option<usize>,
+    /// Adapters of low rank, such as `{ rank = 8, alpha = 16 }`, that are trained in place of the
+    /// backbone's weights. Moments are those of adapters alone, whose gradients a step makes of
+    /// those of whole weights.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<Adapter>,
     /// Number of micro-batches in a global batch, over all ranks; 0 for one per rank, or more where
     /// `stat_images` needs it. A rank passes its micro-batches through a unit one at a time, so a
     /// unit that does not keep its graph needs activation memory for only one. The order of sums

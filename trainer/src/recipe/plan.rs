@@ -385,6 +385,7 @@ impl Plan {
                 frozen_steps: self.frozen_backbone_steps,
                 trained_units: self.recipe.optim.trained_units,
             },
+            adapter: self.recipe.optim.adapter,
         }
     }
 
@@ -450,6 +451,14 @@ impl Plan {
     /// # Errors
     /// [`TrainError::Recipe`] with the key of a setting that needs trained weights.
     pub fn check_random_start(&self) -> Result<(), TrainError> {
+        if self.recipe.optim.adapter.is_some() {
+            return Err(self.recipe.error(
+                "optim.adapter: the backbone would keep its random weights, because only adapters and heads \
+                 are trained: give trained weights with --init of `ocelli pretrain` or --checkpoint of \
+                 `ocelli finetune`, or remove optim.adapter"
+                    .into(),
+            ));
+        }
         match self.method()?.needs_trained_weights() {
             Some(key) => Err(self.recipe.error(format!(
                 "{key} is 0, so the first step would use random weights as trained ones: give --init \

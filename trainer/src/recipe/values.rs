@@ -17,6 +17,9 @@ const MAX_COUNT: f64 = (1u64 << 24) as f64;
 /// Largest share of images that is held out: of two images of a class, one is trained on.
 const MAX_HELD_OUT: f64 = 0.5;
 
+/// Upper bound of the rank of adapters: beyond it they have as many parameters as large weights.
+const MAX_RANK: f64 = 4096.0;
+
 /// Rejects values outside their ranges: a negative clip norm, for example, would silently reverse
 /// every gradient.
 pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
@@ -63,6 +66,10 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("optim.momentum", optim.momentum, 0.0, 1.0 - 1e-9)?;
     within("optim.layer_decay", optim.layer_decay, 0.0, 1.0)?;
     within("optim.patch_rate", optim.patch_rate, 0.0, MAX_VALUE)?;
+    if let Some(adapter) = optim.adapter {
+        within("optim.adapter.rank", adapter.rank as f64, 1.0, MAX_RANK)?;
+        within("optim.adapter.alpha", adapter.alpha, f64::MIN_POSITIVE, MAX_VALUE)?;
+    }
     within("optim.trust", optim.trust, 0.0, MAX_VALUE)?;
     within("optim.clip_norm (0 for none)", optim.clip_norm(), 0.0, MAX_VALUE)?;
     let is_layer_wise = matches!(optim.algorithm, Algorithm::Lars | Algorithm::Larc);

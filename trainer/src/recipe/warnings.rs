@@ -9,7 +9,7 @@ use crate::method::network::UpdateRule;
 use crate::schedule::RunLength;
 
 /// Returns warnings about `plan`: lengths beyond the end of the run, batches larger than the data
-/// set, rates near zero, random weights that are not trained, settings without effect.
+/// set, rates near zero, random weights or adapters that are not trained, settings without effect.
 pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     let length = RunLength {
         n_samples: plan.n_samples,
@@ -34,6 +34,9 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
             counted(plan.n_samples, "image")
         ));
     }
+    if optim.adapter.is_some() {
+        warnings.extend(adapter_warning(plan));
+    }
     if optim.lr == 0.0 {
         warnings.push("optim.lr is 0: nothing is learned".into());
     }
@@ -49,6 +52,21 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
         warnings.extend(idle_setting_of_masks(&method.networks(), &plan.recipe.model));
     }
     warnings
+}
+
+/// Returns a warning about a setting by which adapters of `plan` are never trained.
+fn adapter_warning(plan: &Plan) -> Option<String> {
+    if plan.frozen_backbone_steps >= plan.total_steps {
+        return Some(
+            "optim.freeze_backbone lasts for the whole run: the adapters of optim.adapter are never trained"
+                .into(),
+        );
+    }
+    let n_trained = plan.recipe.optim.trained_units?;
+    Some(format!(
+        "optim.adapter with optim.trained_units {n_trained}: only the adapters of the last {} are trained",
+        counted(n_trained as u64, "unit")
+    ))
 }
 
 /// Returns a warning if the run of `plan` begins with random weights, and some units of the

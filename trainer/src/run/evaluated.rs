@@ -5,23 +5,24 @@ use networks::tensor::joined;
 use networks::{NamedTensor, Network};
 
 use crate::error::TrainError;
+use crate::optim::state::UnitShard;
 use crate::recipe::plan::Plan;
 use crate::step::Trainer;
 
 /// The evaluated network, gathered from all ranks.
-pub(super) struct Evaluated {
+pub(crate) struct Evaluated {
     /// Its backbone.
-    pub(super) network: Network,
+    pub(crate) network: Network,
     /// Parameters of its heads; empty unless they were gathered, too.
     pub(super) heads: Vec<NamedTensor>,
 }
 
-/// Gathers the backbone of the evaluated network on rank 0, and its heads if `needs_heads`. All
-/// ranks call it.
+/// Gathers the backbone of the evaluated network on rank 0, adds its adapters to their weights, and
+/// gathers its heads if `needs_heads`. All ranks call it.
 ///
 /// # Errors
 /// [`TrainError::Ranks`]; [`TrainError::Network`] if a parameter is not finite.
-pub(super) fn evaluated_network(
+pub(crate) fn evaluated_network(
     trainer: &Trainer,
     plan: &Plan,
     needs_heads: bool,
@@ -29,17 +30,12 @@ pub(super) fn evaluated_network(
     let mut backbone = Vec::new();
     let mut heads = Vec::new();
     if let Some(network) = trainer.state.network(trainer.state.method.evaluated()) {
-        let n_gathered = if needs_heads { network.shards.len() } else { network.n_backbone };
-        for (index, shard) in network.shards[..n_gathered].iter().enumerate() {
-            let flat = trainer.gather_unit(&shard.layout.name, shard.weights.values())?;
-            if trainer.topology().rank != 0 {
-                continue;
-            }
-            let tensors = shard.layout.tensors(&to_host(flat));
-            if index < network.n_backbone {
-                backbone.extend(tensors);
-            } else {
-                heads.extend(tensors);
+        for shard in network.backbone() {
+            backbone.extend(gathered(trainer, shard)?);
+        }
+        if needs_heads {
+            for shard in &network.shards[network.n_backbone..] {
+                heads.extend(gathered(trainer, shard)?);
             }
         }
     }
@@ -48,8 +44,21 @@ pub(super) fn evaluated_network(
     if trainer.topology().rank != 0 {
         return Ok(None);
     }
+    let mut backbone = joined(backbone);
+    if let Some(adapter) = plan.recipe.optim.adapter {
+        backbone = adapter.merge(backbone)?;
+    }
     let model = &plan.recipe.model;
     let pixels = plan.recipe.data.pixels();
-    let network = Network::new(model, pixels, &joined(backbone), plan.n_workers, trainer.device())?;
+    let network = Network::new(model, pixels, &backbone, plan.n_workers, trainer.device())?;
     Ok(Some(Evaluated { network, heads: joined(heads) }))
+}
+
+/// Gathers the parameters of `shard` from all ranks, on rank 0; none on others.
+fn gathered(trainer: &Trainer, shard: &UnitShard) -> Result<Vec<NamedTensor>, TrainError> {
+    let flat = trainer.gather_unit(&shard.layout.name, shard.weights.values())?;
+    if trainer.topology().rank != 0 {
+        return Ok(Vec::new());
+    }
+    Ok(shard.layout.tensors(&to_host(flat)))
 }

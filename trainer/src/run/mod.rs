@@ -3,7 +3,7 @@
 mod clock;
 pub mod data;
 mod duration;
-mod evaluated;
+pub(crate) mod evaluated;
 mod event_message;
 pub mod events;
 pub mod fault;

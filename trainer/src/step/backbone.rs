@@ -77,6 +77,7 @@ impl BackbonePass<'_> {
             layout: &shard.layout,
             flat: shard.weights.values(),
             in_bf16: shard.weights.in_bf16(),
+            adapters: None,
         }
     }
 }

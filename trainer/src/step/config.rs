@@ -1,5 +1,6 @@
 //! Configuration of the training step.
 
+use networks::adapter::Adapter;
 use networks::patches::PixelInput;
 use ranks::topology::{Sharding, Topology};
 
@@ -33,6 +34,8 @@ pub struct StepConfig {
     /// Ratios of the learning rates of the trained backbone's units to the learning rate of the
     /// run, and the units that are trained.
     pub rates: LayerRates,
+    /// Adapters that are trained in place of the backbone's weights, if it has any.
+    pub adapter: Option<Adapter>,
     /// Whether the shards are in host memory whatever the device that computes.
     pub offload: bool,
     /// Data types of computation, and of the weights and gradients that are sent.

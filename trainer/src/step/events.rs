@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Units at the beginning of the trained backbone that are never trained run forward, and have no
-//! part in the rest.
+//! part in the rest. Others whose parameters are fixed run backward for the units before them, and
+//! have no gradient to reduce.
 //!
 //! The step runs these events one after another ([`super::execution`]), and estimates follow them
 //! ([`crate::estimate`]): a change of the order is a change of both. Weights that a unit keeps from
@@ -135,6 +136,16 @@ impl Schedule {
         Self { targets, forward, head, backward }
     }
 
+    /// Removes the reductions of the units `fixed` of the trained backbone, whose parameters never
+    /// change.
+    pub(crate) fn without_gradients(mut self, fixed: &[usize]) -> Self {
+        self.backward.retain(|event| match event {
+            Event::Reduce { unit } => !fixed.contains(unit),
+            _ => true,
+        });
+        self
+    }
+
     /// Returns all events of the step, in order.
     pub(crate) fn events(&self) -> impl Iterator<Item = Event> {
         let phases = [&self.targets, &self.forward, &self.head, &self.backward];
@@ -248,5 +259,22 @@ mod tests {
         }
         let linear = Segments::new(5, 5, 1).after_fixed(5);
         assert!(Schedule::new(&[], units, linear, Sharding::Full).backward.is_empty());
+    }
+    /// A unit whose parameters are fixed passes gradients on, and sends none.
+    #[test]
+    fn fixed_units_between_others_send_no_gradient() {
+        let units = NetworkUnits { n_backbone: 4, n_heads: 1 };
+        let segments = Segments::new(4, 2, 1).after_fixed(1);
+        let schedule = Schedule::new(&[], units, segments, Sharding::Full).without_gradients(&[0, 3]);
+        let mut passed = Vec::new();
+        let mut reduced = Vec::new();
+        for event in schedule.events() {
+            match event {
+                Event::Backward { unit, .. } => passed.push(unit),
+                Event::Reduce { unit } => reduced.push(unit),
+                _ => {}
+            }
+        }
+        assert_eq!((passed, reduced), (vec![3, 2, 1], vec![4, 2, 1]));
     }
 }

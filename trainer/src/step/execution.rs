@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use burn_tensor::{Device, Tensor};
+use burn_tensor::{DType, Device, Tensor};
 use kernels::device::host;
+use kernels::ops::cast;
 use networks::tokens::Tokens;
 use ranks::EngineError;
 use ranks::in_flight::{GatherQueue, ReductionQueue};
@@ -46,6 +47,8 @@ pub(super) struct StepInputs<'a> {
     pub(super) scoring: Scoring<'a>,
     /// Type in which gradients of the backbone are sent.
     pub(super) wire: Wire,
+    /// Type in which gathered weights of backbones are held.
+    pub(super) gathered: DType,
 }
 
 /// A step under way.
@@ -61,8 +64,12 @@ pub(super) struct Execution<'a> {
     levels: Vec<Vec<MicroBatch>>,
     /// Pixels that the trained network sees, if the method reads them.
     pixels: Vec<MicroBatch>,
-    /// Weights that have arrived for the next computation, by index of the unit.
+    /// Weights that have arrived for the next computation, by index of the unit; adapters are added
+    /// to them.
     flats: BTreeMap<usize, Tensor<1>>,
+    /// Adapters of the trained network that have arrived, by index of the unit, until their
+    /// gradients are computed.
+    adapters: BTreeMap<usize, Tensor<1>>,
     /// Outputs of the networks without gradients, until the loss has run.
     inferred: Inferred,
     /// Tapes of the trained backbone's units, with the gathered weights if they are kept.
@@ -108,6 +115,7 @@ impl<'a> Execution<'a> {
             levels: Vec::new(),
             pixels: Vec::new(),
             flats: BTreeMap::new(),
+            adapters: BTreeMap::new(),
             inferred: Inferred::default(),
             tapes: Vec::new(),
             grads: Vec::new(),
@@ -151,30 +159,46 @@ impl<'a> Execution<'a> {
         n_micro_batches: usize,
         device: &Device,
     ) -> Result<(Vec<Tensor<1>>, StepResults), EngineError> {
-        let sums = self.reductions.finish()?;
-        let shards = self.inputs.trained.network.shards;
-        let n_fixed = self.inputs.n_fixed;
-        assert_eq!(sums.len(), shards.len() - n_fixed, "a gradient for every trained unit");
+        let mut sums = self.reductions.finish()?;
+        let ShardedNet { net, shards, .. } = self.inputs.trained.network;
         let factor = 1.0 / n_micro_batches as f32;
         let mut means = Vec::with_capacity(shards.len());
-        for shard in &shards[..n_fixed] {
-            means.push(Tensor::zeros([shard.len()], device));
-        }
-        for sum in sums.into_values() {
+        for (unit, shard) in shards.iter().enumerate() {
+            if unit < self.inputs.n_fixed || net.is_fixed(unit) {
+                means.push(Tensor::zeros([shard.len()], device));
+                continue;
+            }
+            // The schedule reduces the gradients of all trained units.
+            let sum = sums.remove(&unit).expect("a gradient for every trained unit");
             let mean = if n_micro_batches > 1 { host::scale(sum, factor) } else { sum };
             means.push(mean.to_device(device));
         }
+        assert!(sums.is_empty(), "no gradient for units that are never trained");
         Ok((means, self.results))
     }
 
-    /// Waits for the weights of a unit. The next gather is submitted at once if it is for the same
-    /// computation; otherwise the computation submits it after its statistics.
+    /// Waits for the weights of a unit, and adds its adapters to them if it has some. The next
+    /// gather is submitted at once if it is for the same computation; otherwise the computation
+    /// submits it after its statistics.
     fn gather(&mut self, network: StepNetwork, unit: usize, is_followed: bool) -> Result<(), EngineError> {
-        let network = match network {
+        let sharded = match network {
             StepNetwork::Other(index) => self.inputs.others[index].network,
             StepNetwork::Trained => self.inputs.trained.network,
         };
-        self.flats.insert(unit, self.gathers.next_flat(network.unit_name(unit))?);
+        let flat;
+        if let Some(buffers) = sharded.adapters(unit) {
+            // The base comes first: unlike the adapters, it takes time, while the unit before
+            // computes.
+            let base = self.gathers.next_flat(&buffers.base.name)?;
+            let adapters = self.gathers.next_flat(sharded.unit_name(unit))?;
+            flat = cast(buffers.merged(&base, &adapters), self.inputs.gathered);
+            if network == StepNetwork::Trained {
+                self.adapters.insert(unit, adapters);
+            }
+        } else {
+            flat = self.gathers.next_flat(sharded.unit_name(unit))?;
+        }
+        self.flats.insert(unit, flat);
         if is_followed {
             self.gathers.look_ahead()?;
         }
@@ -309,14 +333,18 @@ impl<'a> Execution<'a> {
         // The forward pass leaves a tape for every unit.
         let (tape, kept) = self.tapes.pop().expect("a tape for every unit");
         let flat = kept.unwrap_or_else(|| self.take_flat(unit));
-        let gathered = network.gathered(unit, &flat);
+        let adapters = self.adapters.remove(&unit);
+        let gathered = network.gathered_with_adapters(unit, &flat, adapters.as_ref());
         let grads = std::mem::take(&mut self.grads);
         let draws = &self.inputs.draws[unit];
         let on_sent = &mut || self.gathers.look_ahead().and_then(|()| self.reductions.release());
         let params;
         (self.grads, params) = passes.backward(gathered, tape, grads, draws, unit > 0, on_sent)?;
-        // Rounding to the type on the wire gives the same values here as before the transfer.
-        self.flat_grads.insert(unit, params.flat(gathered.layout, self.inputs.wire.dtype()));
+        if !network.net.is_fixed(unit) {
+            // Rounding to the type on the wire gives the same values here as before the transfer.
+            let grad = params.flat(&network.shards[unit].layout, self.inputs.wire.dtype());
+            self.flat_grads.insert(unit, grad);
+        }
         Ok(())
     }
 

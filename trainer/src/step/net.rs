@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use burn_tensor::Tensor;
+use networks::adapter::{Adapter, base_layout, takes_adapters};
 use networks::backbone::ModelConfig;
 use networks::divided::divided;
 use networks::head::{Head, staged_units};
@@ -58,6 +59,8 @@ pub(crate) struct Net {
     pub(crate) undivided: Vec<usize>,
     /// Indices of the units of the backbone that end the levels of the network's outputs.
     pub(crate) level_ends: Vec<usize>,
+    /// Adapters that change in place of the backbone's weights.
+    pub(crate) adapter: Option<Adapter>,
     /// Heads of the network.
     heads: Vec<Head>,
     /// Number of units of each head that run in the passes of a step.
@@ -66,6 +69,15 @@ pub(crate) struct Net {
     parts: BTreeMap<usize, ColumnPart>,
     /// Number of parts into which the columns of a divided head are divided.
     n_column_parts: usize,
+}
+
+/// Layouts of the buffers of a unit.
+pub(crate) struct UnitBuffers {
+    /// Layout of the parameters that change: the adapters of a unit that has some. Of another unit,
+    /// that of all parameters.
+    pub(crate) layout: UnitLayout,
+    /// Layout of the weights to which the adapters are added, and of the unit's other parameters.
+    pub(crate) base: Option<UnitLayout>,
 }
 
 /// The part of a unit that a rank computes.
@@ -123,13 +135,14 @@ impl PlacedHead<'_> {
 }
 
 impl Nets {
-    /// Creates the networks of `specs`, which were checked; `model` and `input` are those of the
-    /// recipe.
+    /// Creates the networks of `specs`, which were checked; `model`, `input` and `adapter` are
+    /// those of the recipe.
     pub(crate) fn new(
         specs: Vec<NetworkSpec>,
         model: &ModelConfig,
         input: PixelInput,
         division: Division,
+        adapter: Option<Adapter>,
     ) -> Self {
         let mut inputs: Vec<PixelInput> = Vec::new();
         let mut list = Vec::with_capacity(specs.len());
@@ -139,7 +152,7 @@ impl Nets {
             if index == inputs.len() {
                 inputs.push(pixel_input);
             }
-            list.push(Net::new(spec, model, index, division));
+            list.push(Net::new(spec, model, index, division, adapter));
         }
         let trained = list.iter().position(|net| net.update_rule == UpdateRule::Gradient);
         // Every method's list was checked with the plan.
@@ -216,9 +229,10 @@ impl Nets {
             }
             let Some(leader) = self.position(source) else { continue };
             let leaders = networks[leader].shards.clone();
-            for shard in &mut networks[index].shards {
+            for (unit, shard) in networks[index].shards.iter_mut().enumerate() {
                 let leader = leaders.iter().find(|leader| leader.layout.name == shard.layout.name);
-                if let Some(leader) = leader {
+                // An average of equal weights would round them.
+                if let Some(leader) = leader.filter(|_| !net.is_fixed(unit)) {
                     let is_rounded = shard.is_rounded;
                     follow(Follower { weights: &mut shard.weights, decay, is_rounded }, &leader.weights);
                 }
@@ -233,8 +247,15 @@ impl Nets {
 }
 
 impl Net {
-    fn new(spec: NetworkSpec, model: &ModelConfig, input: usize, division: Division) -> Self {
+    fn new(
+        spec: NetworkSpec,
+        model: &ModelConfig,
+        input: usize,
+        division: Division,
+        adapter: Option<Adapter>,
+    ) -> Self {
         let n_parts = division.n_column_parts;
+        let adapter = spec.adapter(adapter);
         let mut backbone = Vec::new();
         let mut undivided = Vec::new();
         for part in divided(spec.units(model), division.max_numel) {
@@ -270,6 +291,7 @@ impl Net {
             backbone,
             undivided,
             level_ends,
+            adapter,
             heads,
             n_staged,
             parts,
@@ -283,11 +305,38 @@ impl Net {
     }
 
     /// Returns the layouts of the buffers of all units, over shard groups of `group_size` ranks.
-    pub(crate) fn layouts(&self, group_size: usize) -> impl Iterator<Item = UnitLayout> {
-        self.units().enumerate().map(move |(index, listed)| match self.part(index) {
-            Some(_) => listed.unit.layout_by_columns(self.n_column_parts, group_size),
-            None => listed.unit.layout(group_size),
-        })
+    pub(crate) fn buffers(&self, group_size: usize) -> Vec<UnitBuffers> {
+        let mut buffers = Vec::new();
+        for (index, ListedUnit { unit, .. }) in self.units().enumerate() {
+            let adapter = self.adapter.filter(|_| self.is_backbone(index));
+            buffers.push(match (self.part(index), adapter) {
+                (Some(_), _) => {
+                    let layout = unit.layout_by_columns(self.n_column_parts, group_size);
+                    UnitBuffers { layout, base: None }
+                }
+                (None, None) => UnitBuffers { layout: unit.layout(group_size), base: None },
+                (None, Some(adapter)) => {
+                    let base = base_layout(unit, group_size);
+                    match adapter.layout(unit, group_size) {
+                        Some(layout) => UnitBuffers { layout, base: Some(base) },
+                        None => UnitBuffers { layout: base, base: None },
+                    }
+                }
+            });
+        }
+        buffers
+    }
+
+    /// Returns whether no parameter of unit `index` ever changes: a unit without adapters, of a
+    /// backbone that has some.
+    pub(crate) fn is_fixed(&self, index: usize) -> bool {
+        let unit = self.backbone.get(index).filter(|_| self.adapter.is_some());
+        unit.is_some_and(|unit| !takes_adapters(unit.as_ref()))
+    }
+
+    /// Returns the indices of the units whose parameters never change.
+    pub(crate) fn fixed_units(&self) -> Vec<usize> {
+        (0..self.backbone.len()).filter(|index| self.is_fixed(*index)).collect()
     }
 
     /// Returns the numbers of units of the backbone and of the heads.
@@ -372,7 +421,7 @@ mod tests {
     fn nets(specs: Vec<NetworkSpec>) -> Nets {
         let model = ModelConfig::examples().remove(0);
         let input = PixelInput { cell_px: model.cell_px(), pixels: Pixels::default() };
-        Nets::new(specs, &model, input, Division { max_numel: None, n_column_parts: 1, column: 0 })
+        Nets::new(specs, &model, input, Division { max_numel: None, n_column_parts: 1, column: 0 }, None)
     }
 
     fn sgd() -> Optimizer {
@@ -385,13 +434,19 @@ mod tests {
         let mut states = Vec::new();
         for (seed, net) in nets.list.iter().enumerate() {
             let mut shards = Vec::new();
-            for layout in net.layouts(1) {
+            for UnitBuffers { layout, .. } in net.buffers(1) {
                 let moments = optimizer.moments();
                 let topology = Topology::SINGLE_RANK;
                 shards.push(UnitShard::with_layout(layout, seed as u64, topology, moments, &Device::flex()));
             }
-            let n_backbone = net.backbone.len();
-            states.push(NetworkState { name: net.name, is_frozen: false, copies: None, n_backbone, shards });
+            states.push(NetworkState {
+                name: net.name,
+                is_frozen: false,
+                copies: None,
+                n_backbone: net.backbone.len(),
+                shards,
+                bases: BTreeMap::new(),
+            });
         }
         states
     }

@@ -45,7 +45,7 @@ pub struct Precision {
     /// weights have the type of `gather`; residual streams of transformers are f32.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Arithmetic>,
-    /// Type in which gathered weights of backbones are sent.
+    /// Type in which gathered weights of backbones are sent; those with adapters are sent in f32.
     pub gather: Wire,
     /// Type in which gradients of the backbone are sent.
     pub reduce: Wire,

@@ -1,8 +1,11 @@
 //! A network of a step with its shards, and the new values of its running parameters after a batch.
 
+use std::collections::BTreeMap;
+
 use burn_tensor::{DType, Device, Tensor};
 use kernels::device::host;
 use kernels::ops::in_f32;
+use networks::adapter::UnitAdapters;
 use networks::draws::Draws;
 use networks::layout::UnitLayout;
 use networks::leaves::Leaves;
@@ -14,7 +17,7 @@ use super::net::{Net, Nets};
 use super::pass::Passes;
 use super::precision::Precision;
 use super::state::NetworkState;
-use super::tape::Gathered;
+use super::tape::{Gathered, GatheredAdapters};
 use crate::optim::state::UnitShard;
 
 /// A network and this rank's shards of its units.
@@ -22,6 +25,8 @@ use crate::optim::state::UnitShard;
 pub(super) struct ShardedNet<'a> {
     pub(super) net: &'a Net,
     pub(super) shards: &'a [UnitShard],
+    /// Shards of the weights to which adapters are added, by index of the unit.
+    pub(super) bases: &'a BTreeMap<usize, UnitShard>,
 }
 
 /// New values of a parameter that do not come from a gradient.
@@ -134,16 +139,47 @@ impl<'a> ShardedNet<'a> {
         if self.net.part(index).is_some() { Extent::Columns } else { Extent::Whole }
     }
 
-    /// Returns unit `index` with its gathered weights.
+    /// Returns the adapters of unit `index` with its base; `None` if it has none.
+    pub(super) fn adapters(&self, index: usize) -> Option<UnitAdapters<'a>> {
+        let base = &self.bases.get(&index)?.layout;
+        Some(UnitAdapters { adapter: self.net.adapter?, base, adapters: &self.shards[index].layout })
+    }
+
+    /// Returns unit `index` with its gathered weights, to which its adapters have been added if it
+    /// has some.
     pub(super) fn gathered<'f>(&self, index: usize, flat: &'f Tensor<1>) -> Gathered<'a, 'f>
     where
         'a: 'f,
     {
+        let unit = self.net.unit(index);
+        if let Some(base) = self.bases.get(&index) {
+            return Gathered { unit, layout: &base.layout, flat, in_bf16: None, adapters: None };
+        }
         let shard = &self.shards[index];
         // The shard's copy can be used if the shard is the whole unit and was gathered in f32.
         let is_whole = shard.len() == shard.layout.padded && flat.dtype() == DType::F32;
         let in_bf16 = if is_whole { shard.weights.in_bf16() } else { None };
-        Gathered { unit: self.net.unit(index), layout: &shard.layout, flat, in_bf16 }
+        Gathered { unit, layout: &shard.layout, flat, in_bf16, adapters: None }
+    }
+
+    /// Returns unit `index` as [`ShardedNet::gathered`] does, with its gathered adapters, whose
+    /// gradients the backward pass computes.
+    pub(super) fn gathered_with_adapters<'f>(
+        &self,
+        index: usize,
+        flat: &'f Tensor<1>,
+        adapters: Option<&'f Tensor<1>>,
+    ) -> Gathered<'a, 'f>
+    where
+        'a: 'f,
+    {
+        let mut gathered = self.gathered(index, flat);
+        if let Some(buffers) = self.adapters(index)
+            && let Some(flat) = adapters
+        {
+            gathered.adapters = Some(GatheredAdapters { buffers, flat });
+        }
+        gathered
     }
 
     /// Returns the new values of the running parameters of unit `index`, given the totals that each

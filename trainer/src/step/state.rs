@@ -1,5 +1,7 @@
 //! State that changes during training and that a checkpoint holds.
 
+use std::collections::BTreeMap;
+
 use crate::method::Method;
 use crate::optim::state::UnitShard;
 
@@ -30,8 +32,11 @@ pub struct NetworkState {
     pub copies: Option<&'static str>,
     /// Number of units of the backbone.
     pub n_backbone: usize,
-    /// Shards of the backbone's units, then of the heads' units.
+    /// Shards of the backbone's units, then of the heads' units. Those of a unit with adapters have
+    /// the adapters.
     pub shards: Vec<UnitShard>,
+    /// Shards of the weights to which adapters are added, by index of the unit; they never change.
+    pub bases: BTreeMap<usize, UnitShard>,
 }
 
 impl TrainState {
@@ -44,16 +49,23 @@ impl TrainState {
 impl NetworkState {
     /// Copies the weights of `original` to the units that both have.
     pub fn copy_from(&mut self, original: &Self) {
-        for shard in &mut self.shards {
-            let source = original.shards.iter().find(|source| source.layout.name == shard.layout.name);
+        for shard in self.shards.iter_mut().chain(self.bases.values_mut()) {
+            let source = original.buffers().find(|source| source.layout.name == shard.layout.name);
             if let Some(source) = source {
                 shard.weights = source.weights.clone();
             }
         }
     }
 
-    /// Returns the shards of the backbone.
-    pub fn backbone(&self) -> &[UnitShard] {
-        &self.shards[..self.n_backbone]
+    /// Returns the shards of all buffers, unit by unit.
+    pub fn buffers(&self) -> impl Iterator<Item = &UnitShard> {
+        let units = self.shards.iter().enumerate();
+        units.flat_map(move |(unit, shard)| std::iter::once(shard).chain(self.bases.get(&unit)))
+    }
+
+    /// Returns the shards of all buffers of the backbone, unit by unit.
+    pub fn backbone(&self) -> impl Iterator<Item = &UnitShard> {
+        let units = self.shards[..self.n_backbone].iter().enumerate();
+        units.flat_map(move |(unit, shard)| std::iter::once(shard).chain(self.bases.get(&unit)))
     }
 }

@@ -2,6 +2,7 @@
 
 use burn_tensor::{DType, Gradients, Tensor};
 use kernels::ops::{add_seeds, seed};
+use networks::adapter::UnitAdapters;
 use networks::draws::Draws;
 use networks::layout::UnitLayout;
 use networks::leaves::{Leaves, ParamGrads};
@@ -65,7 +66,7 @@ pub(crate) struct InputGrads {
     pub(crate) streams: StreamGrads,
     /// Gradients with respect to the totals, by set.
     pub(crate) totals: Vec<Tensor<1>>,
-    /// Gradients with respect to the parameters.
+    /// Gradients with respect to the parameters, or to the adapters of a unit that has some.
     pub(crate) params: ParamGrads,
 }
 
@@ -80,6 +81,18 @@ pub(crate) struct Gathered<'a, 'f> {
     pub(crate) flat: &'f Tensor<1>,
     /// The same in bf16, if the update has written both.
     pub(crate) in_bf16: Option<&'f Tensor<1>>,
+    /// Adapters, of which the backward pass computes the gradients in place of those of the
+    /// parameters.
+    pub(crate) adapters: Option<GatheredAdapters<'a, 'f>>,
+}
+
+/// The gathered adapters of a unit.
+#[derive(Clone, Copy)]
+pub(crate) struct GatheredAdapters<'a, 'f> {
+    /// Layouts of adapters and base.
+    pub(crate) buffers: UnitAdapters<'a>,
+    /// All adapters of the unit, `[padded]`.
+    pub(crate) flat: &'f Tensor<1>,
 }
 
 impl<'a> Gathered<'a, '_> {
@@ -151,7 +164,12 @@ impl<'a> Gathered<'a, '_> {
             }
         }
         let totals = totals.iter().map(|total| take_gradient(total, &mut grads)).collect();
-        InputGrads { streams, totals, params: leaves.gradients(&mut grads) }
+        let mut params = leaves.gradients(&mut grads);
+        if let Some(GatheredAdapters { buffers, flat }) = self.adapters {
+            // By slice: the sums over slices, micro-batches and ranks are those of the adapters.
+            params = buffers.gradients(flat, params);
+        }
+        InputGrads { streams, totals, params }
     }
 
     /// Builds the graph of the stage; with `wants_input`, the input tracks a gradient.

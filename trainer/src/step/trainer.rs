@@ -6,6 +6,8 @@
 //! restored if it was skipped. On other devices and with several ranks, the host waits before the
 //! update.
 
+use std::collections::BTreeMap;
+
 use augment::{Batch, SoftLabel};
 use burn_tensor::{DType, Device, Tensor};
 use kernels::device::readback::read_back_while;
@@ -32,7 +34,7 @@ use super::events::Schedule;
 use super::execution::{Execution, RunningNetwork, StepInputs, StepResults};
 use super::heads::HeadPass;
 use super::loss::Scoring;
-use super::net::{Division, Net, Nets};
+use super::net::{Division, Net, Nets, UnitBuffers};
 use super::pass::Passes;
 use super::phases::{Clock, Phases};
 use super::report::{Gradients, StepReport};
@@ -88,20 +90,28 @@ impl Trainer {
             n_column_parts: topology.column_group_size,
             column: topology.column(),
         };
-        let nets = Nets::new(method.networks(), model, config.input.clone(), division);
+        let nets = Nets::new(method.networks(), model, config.input.clone(), division, config.adapter);
         let state_device = if config.offload { Device::flex() } else { device.clone() };
         let mut networks = Vec::with_capacity(nets.list.len());
         for net in &nets.list {
             let is_trained = net.update_rule == UpdateRule::Gradient;
-            let moments = if is_trained { optimizer.moments() } else { &[] };
             let mut shards: Vec<UnitShard> = Vec::new();
-            for layout in net.layouts(topology.group_size) {
+            let mut bases = BTreeMap::new();
+            let buffers = net.buffers(topology.group_size);
+            for (unit, UnitBuffers { layout, base }) in buffers.into_iter().enumerate() {
+                let has_moments = is_trained && !net.is_fixed(unit);
+                let moments = if has_moments { optimizer.moments() } else { &[] };
                 shards.push(UnitShard::with_layout(layout, config.seed, topology, moments, &state_device));
+                if let Some(layout) = base {
+                    let base = UnitShard::with_layout(layout, config.seed, topology, &[], &state_device);
+                    bases.insert(unit, base);
+                }
             }
             let n_backbone = net.backbone.len();
             let is_rounded = config.precision.rounds_with_update(&comm);
-            for shard in &mut shards[..n_backbone] {
-                shard.is_rounded = is_rounded;
+            for (unit, shard) in shards[..n_backbone].iter_mut().enumerate() {
+                // Products read the sums of adapters and their base.
+                shard.is_rounded = is_rounded && !bases.contains_key(&unit);
             }
             if is_trained {
                 config.rates.apply(&mut shards[..n_backbone], &net.undivided);
@@ -112,6 +122,7 @@ impl Trainer {
                 copies: net.update_rule.copied_network(),
                 n_backbone,
                 shards,
+                bases,
             });
         }
         let workers = Workers::for_device(&device, config.n_workers);
@@ -145,7 +156,7 @@ impl Trainer {
                 continue;
             }
             let n_units = if has_heads { network.shards.len() } else { network.n_backbone };
-            for shard in &mut network.shards[..n_units] {
+            for shard in network.shards[..n_units].iter_mut().chain(network.bases.values_mut()) {
                 shard.start_from(weights)?;
             }
         }
@@ -308,6 +319,7 @@ impl Trainer {
             group,
             scoring: self.scoring(running, scheduled_values.step, group, &labels),
             wire: self.config.precision.reduce,
+            gathered: self.config.precision.gathered(),
         };
         let mut execution = Execution::new(inputs, gathers, ReductionQueue::new(&self.comm), batches);
         phases.input_ms = clock.lap_ms();
@@ -336,14 +348,17 @@ impl Trainer {
         let trained = self.nets.trained();
         let StepConfig { n_kept_graphs, segment_len, rates, .. } = self.config;
         let segments = Segments::new(trained.backbone.len(), n_kept_graphs, segment_len);
-        segments.after_fixed(rates.n_fixed(&trained.undivided))
+        let n_without_adapters =
+            (0..trained.backbone.len()).take_while(|unit| trained.is_fixed(*unit)).count();
+        segments.after_fixed(rates.n_fixed(&trained.undivided).max(n_without_adapters))
     }
 
     /// Returns the order of a step.
     fn schedule(&self, segments: Segments) -> Schedule {
         let others = self.nets.others_with_views().map(|index| self.nets.list[index].n_units());
-        let trained = self.nets.trained().n_units();
-        Schedule::new(&others.collect::<Vec<_>>(), trained, segments, self.config.sharding)
+        let trained = self.nets.trained();
+        Schedule::new(&others.collect::<Vec<_>>(), trained.n_units(), segments, self.config.sharding)
+            .without_gradients(&trained.fixed_units())
     }
 
     /// Returns the sets of view sizes that share batch statistics, among those that `net` sees.
@@ -395,7 +410,8 @@ impl Trainer {
 
     /// Returns network `index` with its shards.
     fn sharded(&self, index: usize) -> ShardedNet<'_> {
-        ShardedNet { net: &self.nets.list[index], shards: &self.state.networks[index].shards }
+        let network = &self.state.networks[index];
+        ShardedNet { net: &self.nets.list[index], shards: &network.shards, bases: &network.bases }
     }
 
     /// Returns the random numbers of this step for `n_images` images of this rank.

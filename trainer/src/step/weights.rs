@@ -23,13 +23,29 @@ pub(super) fn gather_requests<'a>(
                 StepNetwork::Other(index) => others[index].network,
                 StepNetwork::Trained => trained.network,
             };
+            requests.extend(base_request(network, unit));
             requests.push(request(network, unit, is_kept, precision));
         }
     }
     requests
 }
 
-/// Returns the request for the weights of a unit.
+/// Returns the request for the weights to which the adapters of a unit are added, if it has some.
+/// The sums are rounded, not the weights: adapters may change them by less than their rounding.
+fn base_request(network: ShardedNet<'_>, unit: usize) -> Option<GatherRequest<'_>> {
+    let base = network.bases.get(&unit)?;
+    Some(GatherRequest {
+        unit: &base.layout.name,
+        shard: base.weights.values(),
+        wire: Wire::F32,
+        dtype: DType::F32,
+        is_kept: false,
+        extent: network.extent(unit),
+    })
+}
+
+/// Returns the request for the weights of a unit, or for its adapters, which are kept for their
+/// gradients.
 fn request<'a>(
     network: ShardedNet<'a>,
     unit: usize,
@@ -37,7 +53,11 @@ fn request<'a>(
     precision: Precision,
 ) -> GatherRequest<'a> {
     let shard = &network.shards[unit];
-    let (wire, dtype) = if network.net.is_backbone(unit) {
+    let has_adapters = network.bases.contains_key(&unit);
+    let is_kept = is_kept || has_adapters;
+    let (wire, dtype) = if has_adapters {
+        (Wire::F32, DType::F32)
+    } else if network.net.is_backbone(unit) {
         (precision.gather, precision.gathered())
     } else {
         (precision.head_gather, DType::F32)

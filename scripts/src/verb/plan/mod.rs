@@ -237,6 +237,10 @@ fn print_networks(model: &ModelCost) {
         UnitCost::total_numel(&model.trained.head) as f64 / 1e6,
         model.trained.head.len()
     );
+    let n_adapters = model.trained.n_adapters();
+    if n_adapters > 0 {
+        prose!("adapters: {:.2} M parameters, in place of those of the backbone", n_adapters as f64 / 1e6);
+    }
     if model.n_fixed > 0 {
         prose!("the first {} of the backbone: never trained", counted(model.n_fixed as u64, "unit"));
     }
