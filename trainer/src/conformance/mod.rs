@@ -54,7 +54,7 @@ workers = 1
 /// and have patches of the same size, and a mask token must be trained.
 const DO_NOT_FIT: [&str; 4] = [
     "no tokens to mask",
-    "both see the same views",
+    "both networks see the same views",
     "masked patches are compared one by one",
     "shows a mask token",
 ];
