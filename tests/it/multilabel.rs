@@ -194,7 +194,7 @@ fn several_classes_are_learned_scored_and_exported() {
 
     let evaluations = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     let rows: Vec<Value> = evaluations.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let row = rows.iter().find(|row| row["metric"] == "mAP").unwrap();
+    let row = rows.iter().rfind(|row| row["metric"] == "mAP").unwrap();
     assert_eq!((row["mAP"].as_f64(), &row["confusion"]), (Some(map), &Value::Null), "{row}");
     let by_class: Vec<f64> =
         row["by_class"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
@@ -207,7 +207,7 @@ fn several_classes_are_learned_scored_and_exported() {
     classes.sort_unstable();
     classes.dedup();
     assert_eq!((worst.len(), classes), (16, vec!["blue", "blue, red", "no class", "red"]));
-    let row = rows.iter().find(|row| row["metric"] == "F1").unwrap();
+    let row = rows.iter().rfind(|row| row["metric"] == "F1").unwrap();
     let interval = row["interval"].as_array().unwrap();
     assert_eq!((row["F1"].as_f64(), interval.len()), (Some(f1), 2), "{row}");
 

@@ -62,10 +62,11 @@ pub(crate) struct Args {
     /// method.loss=binary_cross_entropy`.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
-    /// Labeled shards or folders to validate on [default: a tenth of --shards]. Their classes are
-    /// those of the training images. The classifier is scored on them while it trains, every
+    /// Labeled shards to validate on [default: part of --shards]. Folders will do, too; without
+    /// any, a tenth of the training images is held out. Their classes are those of the training
+    /// images. The classifier is scored on them while it trains, every
     /// run.probe_every_steps steps, and at its end; run.patience ends a run that does not become
-    /// better. Without them, the share data.validation of the training images is held out.
+    /// better. data.validation sets the share that is held out without them.
     #[arg(long, value_name = "SHARDS", num_args = 1..)]
     val_shards: Vec<String>,
     /// Labeled shards or folders to score the classifier on once, at the end. Nothing is chosen by

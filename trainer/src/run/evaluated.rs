@@ -1,11 +1,9 @@
 //! The evaluated network of a run in progress.
 
-use kernels::device::host::to_host;
 use networks::tensor::joined;
 use networks::{NamedTensor, Network};
 
 use crate::error::TrainError;
-use crate::optim::state::UnitShard;
 use crate::recipe::plan::Plan;
 use crate::step::Trainer;
 
@@ -31,11 +29,11 @@ pub(crate) fn evaluated_network(
     let mut heads = Vec::new();
     if let Some(network) = trainer.state.network(trainer.state.method.evaluated()) {
         for shard in network.backbone() {
-            backbone.extend(gathered(trainer, shard)?);
+            backbone.extend(trainer.gather_parameters(shard)?);
         }
         if needs_heads {
             for shard in &network.shards[network.n_backbone..] {
-                heads.extend(gathered(trainer, shard)?);
+                heads.extend(trainer.gather_parameters(shard)?);
             }
         }
     }
@@ -52,13 +50,4 @@ pub(crate) fn evaluated_network(
     let pixels = plan.recipe.data.pixels();
     let network = Network::new(model, pixels, &backbone, plan.n_workers, trainer.device())?;
     Ok(Some(Evaluated { network, heads: joined(heads) }))
-}
-
-/// Gathers the parameters of `shard` from all ranks, on rank 0; none on others.
-fn gathered(trainer: &Trainer, shard: &UnitShard) -> Result<Vec<NamedTensor>, TrainError> {
-    let flat = trainer.gather_unit(&shard.layout.name, shard.weights.values())?;
-    if trainer.topology().rank != 0 {
-        return Ok(Vec::new());
-    }
-    Ok(shard.layout.tensors(&to_host(flat)))
 }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use augment::{Batch, SoftLabel};
 use burn_tensor::{DType, Device, Tensor};
+use kernels::device::host::to_host;
 use kernels::device::readback::read_back_while;
 use kernels::device::workers::Workers;
 use networks::NetworkError;
@@ -216,6 +217,18 @@ impl Trainer {
         let pending =
             collectives::gather(&self.comm, unit, &shard, Wire::F32, DType::F32, false, Extent::Whole)?;
         Ok(self.comm.wait(pending)?.to_device(&self.device))
+    }
+
+    /// Gathers the parameters of `shard` on rank 0; other ranks get none. All ranks call it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn gather_parameters(&self, shard: &UnitShard) -> Result<Vec<NamedTensor>, EngineError> {
+        let flat = self.gather_unit(&shard.layout.name, shard.weights.values())?;
+        if self.topology().rank != 0 {
+            return Ok(Vec::new());
+        }
+        Ok(shard.layout.tensors(&to_host(flat)))
     }
 
     /// Takes one step on this rank's share of a batch, without votes.
