@@ -19,7 +19,7 @@ use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, unbounded};
 
 use crate::decode::Decoder;
 use crate::stats::{Stage, StageStats, StageTimes};
-use crate::{AugmentError, DecodeRules, Image, SampleKey, ViewMaker, ViewMix, Views};
+use crate::{AugmentError, DecodeRules, Image, Mask, SampleKey, ViewMaker, ViewMix, Views};
 
 /// Interval at which a thread that waits for a batch checks whether it should stop.
 const STOP_POLL: Duration = Duration::from_millis(100);
@@ -28,6 +28,10 @@ const STOP_POLL: Duration = Duration::from_millis(100);
 pub trait EncodedImage: Send + 'static {
     /// Returns the encoded files: one, or those of the channels of an image that is not RGB.
     fn files(&self) -> Vec<&[u8]>;
+    /// Returns the encoded mask of the image, if it was read with one.
+    fn mask(&self) -> Option<&[u8]> {
+        None
+    }
     /// Returns the index of the global batch.
     fn batch(&self) -> u64;
     /// Returns the slot in the batch.
@@ -88,6 +92,9 @@ pub struct PoolConfig {
     pub first_batch: u64,
     /// Limits and options of the decoder.
     pub rules: DecodeRules,
+    /// Number of classes of pixels, if views have masks: an image whose mask is missing or does not
+    /// fit is replaced by another.
+    pub n_pixel_classes: Option<usize>,
 }
 
 /// A pool that turns a [`Source`] into ordered batches.
@@ -129,6 +136,7 @@ impl<S: Source> BatchPool<S> {
                 source: Arc::clone(&source),
                 mix: Arc::clone(&mix),
                 rules: config.rules,
+                n_pixel_classes: config.n_pixel_classes,
                 stats: Arc::clone(&stats),
                 maker: ViewMaker::default(),
                 decoder: Decoder::default(),
@@ -241,6 +249,7 @@ struct Worker<S: Source> {
     source: Arc<S>,
     mix: Arc<ViewMix>,
     rules: DecodeRules,
+    n_pixel_classes: Option<usize>,
     stats: Arc<StageStats>,
     maker: ViewMaker,
     decoder: Decoder,
@@ -282,7 +291,7 @@ impl<S: Source> Worker<S> {
         }
     }
 
-    /// Decodes `image` and writes its views to `out`.
+    /// Decodes `image` and its mask, if views have masks, and writes its views to `out`.
     fn make_views(
         &mut self,
         image: &S::Image,
@@ -298,8 +307,28 @@ impl<S: Source> Worker<S> {
             times.add(Stage::Decode, start.elapsed());
             result?;
             let multicrop = self.mix.multicrop(image.key().seed, image.batch());
+            if let Some(n_classes) = self.n_pixel_classes {
+                let start = Instant::now();
+                let mask = decode_mask(image.mask(), self.decoded.size_px(), n_classes)?;
+                times.add(Stage::Decode, start.elapsed());
+                let start = Instant::now();
+                mask.views_into(multicrop, image.key(), &mut out.masks);
+                times.add(Stage::Resize, start.elapsed());
+            }
             self.maker.make_into(&self.decoded, multicrop, image.key(), out, times)
         }))
         .unwrap_or_else(|_| Err(AugmentError::Decode("the decoder panicked".into())))
     }
+}
+
+/// Decodes the mask `bytes` of an image of `image_px`, whose pixels are of `n_classes`.
+///
+/// # Errors
+/// [`AugmentError::Mask`].
+fn decode_mask(bytes: Option<&[u8]>, image_px: [u32; 2], n_classes: usize) -> Result<Mask, AugmentError> {
+    let Some(bytes) = bytes else { return Err(AugmentError::Mask("there is none".into())) };
+    let mask = Mask::decode(bytes).map_err(AugmentError::Mask)?;
+    mask.check_size(image_px).map_err(AugmentError::Mask)?;
+    mask.check_classes(n_classes).map_err(AugmentError::Mask)?;
+    Ok(mask)
 }

@@ -42,6 +42,9 @@ pub enum AugmentError {
         /// Number of color images.
         n_files: usize,
     },
+    /// The mask of an image is missing, damaged, or does not fit the image or the classes.
+    #[error("the mask cannot be used: {0}")]
+    Mask(String),
     /// Resizing failed.
     #[error("cannot resize: {0}")]
     Resize(String),

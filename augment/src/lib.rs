@@ -4,9 +4,9 @@
 //! [`multicrop`] specifies the views that a method takes of an image, [`mix`] varies their sizes
 //! from batch to batch, [`views`] makes them, [`seed`] is the counter-based RNG that makes every
 //! view a pure function of (run seed, epoch, sample, view, operation), and [`batch`] does all of it
-//! on N threads and returns ordered batches, whose images [`mixing`] mixes in pairs. Semantics are
-//! those of torchvision on Pillow 12, operation by operation, and of timm for [`erase`] and
-//! [`mixing`].
+//! on N threads and returns ordered batches, whose images [`mixing`] mixes in pairs. A [`Mask`] has
+//! the classes of an image's pixels, and makes the masks of its views. Semantics are those of
+//! torchvision on Pillow 12, operation by operation, and of timm for [`erase`] and [`mixing`].
 //!
 //! The crate does not depend on files, shards, tensors or training.
 //!
@@ -28,6 +28,7 @@ mod gif;
 pub mod hue;
 pub mod image;
 mod jpeg;
+mod mask;
 pub(crate) mod mix;
 pub(crate) mod mixing;
 pub(crate) mod multicrop;
@@ -52,12 +53,13 @@ pub use erase::Erase;
 pub use error::AugmentError;
 pub use format::{Depth, MAX_CHANNELS, PixelFormat};
 pub use image::Image;
+pub use mask::{IGNORED_CLASS, Mask};
 pub use mix::{SizeChoice, ViewMix};
 pub use mixing::{Mixed, Mixing};
 pub use multicrop::{BlurRule, CropSpec, GroupSpec, MultiCrop};
 pub use pixels::{DecodeRules, Decoding, Rgb8};
 pub use planes::Planes;
 pub use seed::{SampleKey, ViewRng};
-pub use transform::Transform;
+pub use transform::{Transform, squashed};
 pub use values::{Fill, FillRule, NoData};
-pub use views::{ViewMaker, Views};
+pub use views::{ViewMaker, ViewMasks, Views};

@@ -274,7 +274,7 @@ mod tests {
                 Depth::Float => bytes.extend(f32::from(*value).to_le_bytes()),
             }
         }
-        Views { groups: vec![bytes] }
+        Views { groups: vec![bytes], ..Views::default() }
     }
 
     #[test]

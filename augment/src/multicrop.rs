@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::coefficients::Interpolation;
 use crate::color::Jitter;
+use crate::crop::{CropBox, VIEW_RATIO, random_resized_crop};
 use crate::erase::Erase;
 use crate::format::PixelFormat;
 use crate::seed::Operation;
@@ -105,6 +106,17 @@ pub(crate) struct ViewSpec<'a> {
     pub(crate) geometry_view: u32,
 }
 
+/// Part of an image that a view shows, and how it is turned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    /// Box of the image.
+    pub(crate) region: CropBox,
+    /// Whether the resized box is flipped.
+    pub(crate) is_flipped: bool,
+    /// Number of quarters by which it is rotated after that; `None` if it is not.
+    pub(crate) n_quarters: Option<u32>,
+}
+
 /// Maximum number of views of one kind.
 const MAX_VIEWS: usize = 1024;
 
@@ -114,7 +126,7 @@ fn is_zero(p: &f32) -> bool {
 
 impl CropSpec {
     /// Draws the number of quarters by which a view is rotated; `None` if it is not.
-    pub(crate) fn n_quarters(&self, rng: &mut ViewRng) -> Option<u32> {
+    fn n_quarters(&self, rng: &mut ViewRng) -> Option<u32> {
         (self.rotate_p > 0.0 && rng.chance(self.rotate_p)).then(|| 1 + rng.below(3))
     }
 
@@ -174,8 +186,20 @@ impl ViewSpec<'_> {
     }
 
     /// Creates the stream of the box, the flip or the rotation.
-    pub(crate) fn geometry_rng(&self, key: SampleKey, operation: Operation) -> ViewRng {
+    fn geometry_rng(&self, key: SampleKey, operation: Operation) -> ViewRng {
         ViewRng::new(key, self.geometry_view, operation)
+    }
+
+    /// Draws the part that the view shows of an image of this width and height, and how it is
+    /// turned.
+    pub(crate) fn geometry(&self, key: SampleKey, [width_px, height_px]: [u32; 2]) -> Geometry {
+        let crop = self.geometry_crop;
+        let mut rng = self.geometry_rng(key, Operation::Crop);
+        Geometry {
+            region: random_resized_crop(&mut rng, width_px, height_px, crop.scale, VIEW_RATIO),
+            is_flipped: self.geometry_rng(key, Operation::Flip).chance(crop.flip_p),
+            n_quarters: crop.n_quarters(&mut self.geometry_rng(key, Operation::Rotate)),
+        }
     }
 }
 

@@ -131,6 +131,30 @@ impl Transform {
     }
 }
 
+/// Resizes the whole of `image` to a square of `size_px`, whatever its aspect ratio: bicubic,
+/// antialiased, `[C, size, size]`, as bytes or as values of several bytes, the lowest first.
+///
+/// # Errors
+/// [`AugmentError::Resize`] if the image has no pixels.
+pub fn squashed(image: &Image, size_px: u32) -> Result<Vec<u8>, AugmentError> {
+    let full = CropBox::from_size(image.size_px());
+    let square_px = [size_px; 2];
+    let bicubic = Interpolation::Bicubic;
+    let bands = match image {
+        Image::Rgb(image) => {
+            let mut out = Planes::default();
+            BoxResizer::default().resize(image, full, square_px, bicubic, &mut out)?;
+            return Ok(out.data);
+        }
+        Image::Bands(bands) => bands,
+    };
+    let square = CropBox::from_size(square_px);
+    let values = PlaneResizer::default().resize_part(bands, full, square_px, square, bicubic)?;
+    let mut out = Vec::with_capacity(values.len() * bands.depth.bytes());
+    store(&values, bands.depth, &mut out);
+    Ok(out)
+}
+
 /// Formats the transform in torchvision's terms: `Resize(256, bicubic), CenterCrop(224)`.
 impl std::fmt::Display for Transform {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -156,6 +180,19 @@ mod tests {
         let image = Rgb8::new(60_000, 1, vec![7; 180_000]);
         let planes = Transform::new(224).apply(&image).expect("a square");
         assert_eq!(planes, vec![7; 3 * 224 * 224]);
+    }
+
+    #[test]
+    fn an_image_of_any_shape_becomes_a_square() {
+        let image = Rgb8::new(8, 8, (0..192).collect());
+        let planes = squashed(&image.clone().into(), 8).expect("a square");
+        assert_eq!(planes, Planes::from(&image).data);
+        // The left half is dark, the right half bright.
+        let halves: Vec<u8> = (0..2 * 40).flat_map(|i| [if i % 40 < 20 { 10 } else { 200 }; 3]).collect();
+        let planes = squashed(&Rgb8::new(40, 2, halves).into(), 4).expect("a square");
+        for row in planes.chunks_exact(4) {
+            assert!(row[0] < 40 && row[3] > 160, "{row:?}");
+        }
     }
 
     #[test]

@@ -10,13 +10,16 @@
 use crate::bands::{BandViewMaker, rotate};
 use crate::blur::Blur;
 use crate::color;
-use crate::crop::{VIEW_RATIO, random_resized_crop};
-use crate::multicrop::ViewSpec;
+use crate::multicrop::{Geometry, ViewSpec};
 use crate::resize::BoxResizer;
 use crate::seed::Operation;
 use crate::solarize::solarize;
 use crate::stats::{Clock, Stage, StageTimes};
 use crate::{AugmentError, Image, MultiCrop, Planes, Rgb8, SampleKey};
+
+/// Classes of the pixels of an image's views, one buffer per group: `[n_views, size, size]`, with
+/// [`IGNORED_CLASS`](crate::IGNORED_CLASS) for pixels that do not count.
+pub type ViewMasks = Vec<Vec<u8>>;
 
 /// The views of one image, ready for the network.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,6 +27,9 @@ pub struct Views {
     /// One buffer per group: `[n_views, C, size, size]`, as bytes or as values of several bytes,
     /// the lowest first.
     pub groups: Vec<Vec<u8>>,
+    /// Classes of the pixels of the views; empty unless they are made for a method that learns from
+    /// masks.
+    pub masks: ViewMasks,
 }
 
 /// Maker of views, with the scratch memory of one thread.
@@ -95,17 +101,16 @@ impl ViewMaker {
         key: SampleKey,
         clock: &mut Clock<'_>,
     ) -> Result<(), AugmentError> {
-        let ViewSpec { crop, geometry_crop, .. } = spec;
-        let mut rng = spec.geometry_rng(key, Operation::Crop);
-        let region =
-            random_resized_crop(&mut rng, image.width_px, image.height_px, geometry_crop.scale, VIEW_RATIO);
+        let crop = spec.crop;
+        let Geometry { region, is_flipped, n_quarters } =
+            spec.geometry(key, [image.width_px, image.height_px]);
         clock.lap(Stage::Other);
         self.resizer.resize(image, region, [crop.size_px; 2], crop.interpolation, &mut self.view)?;
         clock.lap(Stage::Resize);
-        if spec.geometry_rng(key, Operation::Flip).chance(geometry_crop.flip_p) {
+        if is_flipped {
             self.view.flip();
         }
-        if let Some(n_quarters) = geometry_crop.n_quarters(&mut spec.geometry_rng(key, Operation::Rotate)) {
+        if let Some(n_quarters) = n_quarters {
             for plane in self.view.channels_mut() {
                 rotate(plane, crop.size_px as usize, n_quarters, &mut self.rotated);
             }

@@ -46,7 +46,7 @@ pub struct EvaluationRow {
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub settings: Map<String, Value>,
     /// Values that the protocol has chosen, and the images on which it has chosen them; of a
-    /// classifier, [`ClassifierDetails`].
+    /// classifier, [`ClassifierDetails`], of a network with a decoder of pixels, [`MaskDetails`].
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub details: Value,
     /// Seed of orders, initial weights and random draws.
@@ -128,6 +128,25 @@ pub struct WorstImage {
     /// Cross-entropy of the probabilities with the class of the image, in nats; of several, the
     /// mean over all classes.
     pub loss: f64,
+}
+
+/// Details of the row of a network that labels pixels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MaskDetails {
+    /// Images of the test set with the smallest shares of right pixels, the smallest first.
+    pub worst_masks: Vec<WorstMask>,
+}
+
+/// An image of which few pixels are labeled correctly.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WorstMask {
+    /// Shard of the image; absent for a single file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard: Option<String>,
+    /// Key of the image in its shard, or its name.
+    pub key: String,
+    /// Share of its pixels that count whose predicted class is right, in percent.
+    pub accuracy: f64,
 }
 
 /// A set of images.

@@ -8,7 +8,10 @@ use crate::images::ImageSet;
 use crate::measure::Measures;
 use crate::probe::{ProtocolScores, Scores, Split};
 use crate::protocol::task::Scored;
-use crate::row::{ClassifierDetails, EvaluationRow, ImageSetInfo, NetworkInfo, Number, WorstImage};
+use crate::row::{
+    ClassifierDetails, EvaluationRow, ImageSetInfo, MaskDetails, NetworkInfo, Number, WorstImage, WorstMask,
+};
+use crate::segmenter::{MEAN_IOU, PIXEL_ACCURACY, Segmented};
 use crate::statistics::outcome::Outcome;
 
 /// Largest number of classes whose whole confusion matrix is in the JSON.
@@ -23,6 +26,10 @@ const N_KEPT_PAIRS: usize = 30;
 
 /// Description of the score of a classifier.
 pub const CLASSIFIER_IN_WORDS: &str = "the classifier that the run trains, on one crop of each image";
+
+/// Description of the scores of a decoder of pixels.
+const DECODER_IN_WORDS: &str =
+    "the decoder that the run trains, on whole images as squares, without sliding windows or flips";
 
 /// Returns all scores, by the names of the networks, with their settings as JSON; `about` describes
 /// the first network.
@@ -162,6 +169,53 @@ fn classifier_details(classified: &Classified, test: &ImageSet) -> ClassifierDet
         });
     }
     ClassifierDetails { loss: Some(classified.loss), calibration: classified.calibration.clone(), worst }
+}
+
+/// Returns the rows of a network with a decoder that was trained on the images `train` and has
+/// labeled the pixels of images of `test` as `segmented`, with the names of the classes: of the
+/// mean intersection over union, and of the share of right pixels. `about` describes the network.
+pub fn mask_rows(
+    segmented: &Segmented,
+    classes: &[String],
+    train: Option<ImageSetInfo>,
+    test: &ImageSet,
+    about: NetworkInfo,
+) -> Vec<EvaluationRow> {
+    let counts = &segmented.counts;
+    let outcome = Outcome::PixelCounts(counts.clone());
+    let mut worst_masks = Vec::with_capacity(segmented.worst.len());
+    for image in &segmented.worst {
+        let (shard, key) = test.describe(image.image);
+        worst_masks.push(WorstMask { shard, key, accuracy: image.accuracy });
+    }
+    let info = ImageSetInfo { set: test.name.clone(), images: Some(segmented.n_images) };
+    let transform_in_words = Some(whole_images_in_words(test.transform.size_px));
+    let about = NetworkInfo { transform_in_words, ..about };
+    let mean_iou = EvaluationRow {
+        protocol: Some("decoder".into()),
+        protocol_in_words: Some(DECODER_IN_WORDS.into()),
+        details: json!(MaskDetails { worst_masks }),
+        train,
+        classes: Some(classes.to_vec()),
+        ..outcome_row(MEAN_IOU, &outcome, info, about)
+    };
+    let accuracy = EvaluationRow {
+        metric: PIXEL_ACCURACY.into(),
+        number: Number::new("accuracy", counts.accuracy()),
+        interval: Some(counts.accuracy_interval()),
+        by_class: None,
+        details: Value::Null,
+        classes: None,
+        confusion: None,
+        confused: None,
+        ..mean_iou.clone()
+    };
+    vec![mean_iou, accuracy]
+}
+
+/// Describes the transform of images that a decoder is scored on.
+fn whole_images_in_words(size_px: u32) -> String {
+    format!("Resize(({size_px}, {size_px}), bicubic), whatever the aspect ratio; masks keep their size")
 }
 
 /// Returns one row per measure of `images`; `about` describes the network.

@@ -139,6 +139,11 @@ impl Network {
         PixelInput { cell_px: self.model.cell_px(), pixels: self.pixels.clone() }
     }
 
+    /// Returns the device of the weights.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// Returns the number of levels that [`Network::levels`] can return.
     pub fn n_levels(&self) -> usize {
         self.model.levels().units.len()
@@ -254,7 +259,11 @@ pub fn inference_bytes(model: &ModelConfig, size_px: usize) -> f64 {
 }
 
 /// Calls `f` with the context of units in evaluation.
-fn with_evaluation_context<R>(leaves: &Leaves<'_>, n_groups: usize, f: impl FnOnce(&Context<'_>) -> R) -> R {
+pub(crate) fn with_evaluation_context<R>(
+    leaves: &Leaves<'_>,
+    n_groups: usize,
+    f: impl FnOnce(&Context<'_>) -> R,
+) -> R {
     let draws = Draws::default();
     let sets = StatSets::per_size(n_groups);
     f(&Context { leaves, draws: &draws, totals: &[], sets: &sets, types: Types::F32 })

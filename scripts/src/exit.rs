@@ -106,6 +106,10 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::LabelsChanged { .. }
         | SessionError::NotClassifier { .. }
         | SessionError::NoClassifier { .. }
+        | SessionError::UnlistedPixelClass { .. }
+        | SessionError::MasksChanged { .. }
+        | SessionError::NotSegmenter { .. }
+        | SessionError::NoDecoder { .. }
         | SessionError::PixelSettings { .. }
         | SessionError::DeviceType { .. }
         | SessionError::Groups { .. }

@@ -506,6 +506,12 @@ const COMMANDS: &[CommandGuess] = &[
     ),
     command(
         "",
+        "segment segmentation semantic-segmentation masks",
+        "use `ocelli finetune --recipe segment`, which trains a decoder that labels pixels; `ocelli probe \
+         --protocol segmentation` fits one on features",
+    ),
+    command(
+        "",
         "distill distillation",
         "use `ocelli pretrain --recipe distill_vits16 --set method.teacher.weights=WEIGHTS`",
     ),

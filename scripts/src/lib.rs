@@ -75,7 +75,7 @@ enum Verb {
     Recipe(verb::recipe::Args),
     /// Pretrain a backbone on shards.
     Pretrain(verb::pretrain::Args),
-    /// Train a classifier on labeled shards, from weights, and score it.
+    /// Train a classifier or pixel decoder from weights, and score it.
     Finetune(verb::finetune::Args),
     /// Score frozen features with published protocols: nearest neighbors, linear probes, logistic
     /// regression.

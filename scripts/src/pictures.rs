@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use eval::{ClassifiedImage, ImageSet, Table};
+use eval::{ClassifiedImage, ImageSet, MaskPicture, Table};
 use pipeline::Dataset;
 use report::ReportError;
-use report::picture::workdir::{add_to_events, draw_neighbors, draw_views, draw_worst, worst_name};
+use report::picture::workdir::{
+    add_to_events, draw_masks, draw_neighbors, draw_views, draw_worst, masks_name, worst_name,
+};
 use trainer::Plan;
 
 use crate::console::say;
@@ -52,6 +54,13 @@ pub(crate) fn neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>, s
 pub(crate) fn worst(workdir: &Path, images: &ImageSet, worst: &[ClassifiedImage], step: u64) {
     print_result("images with the largest losses", draw_worst(workdir, images, worst));
     add_to_events(workdir, &worst_name(&images.name), step);
+}
+
+/// Draws `pictures`, images of the set called `set` beside their true and predicted classes after
+/// `step` steps.
+pub(crate) fn masks(workdir: &Path, set: &str, pictures: &[MaskPicture], step: u64) {
+    print_result("images with the smallest shares of right pixels", draw_masks(workdir, set, pictures));
+    add_to_events(workdir, &masks_name(set), step);
 }
 
 /// Prints the path of a picture, or the error.

@@ -8,7 +8,7 @@ use kernels::device::Opened;
 use networks::ModelConfig;
 use pipeline::Storage;
 use pipeline::magic::{FileKind, recognize_file};
-use session::{Advice, Initial, Wish, advise, initial_model, open_frozen};
+use session::{Advice, Initial, Wish, advise, initial_model, open_frozen, trained_head};
 use trainer::Recipe;
 use trainer::recipe::{StatedKeys, is_set};
 
@@ -33,8 +33,9 @@ pub(crate) const BUILT_IN: &[(&str, &str)] = recipes! {
     "finetune_dino_vits16" "finetune_dinov2" "finetune_mae_vitb16"
     "ibot_vits16" "ijepa_cifar" "lejepa_cifar" "lejepa_vits16" "lejepa_vits8_imagenette" "mae_cifar"
     "moco_cifar" "moco_v3_resnet50" "moco_v3_vits16" "seer_regnety_10b" "seer_regnety_128gf"
-    "seer_regnety_256gf" "seer_regnety_32gf" "seer_regnety_64gf" "simclr_cifar" "simclr_resnet50"
-    "swav_cifar" "swav_resnet50" "swav_resnet50_bs256" "vicreg_cifar"
+    "seer_regnety_256gf" "seer_regnety_32gf" "seer_regnety_64gf" "segment" "segment_small"
+    "simclr_cifar" "simclr_resnet50" "swav_cifar" "swav_resnet50" "swav_resnet50_bs256"
+    "vicreg_cifar"
 };
 
 /// Upper limit of a recipe's length.
@@ -82,7 +83,7 @@ pub(crate) fn load_with_model(
 fn advice_for_convolutional(text: &str, name: &str, model: &ModelConfig) -> &'static str {
     let sets = ["model=from_init".to_string()];
     let recipe = Recipe::parse_with_model(text, name, &sets, |_| Ok(model.clone()));
-    if recipe.is_ok_and(|recipe| recipe.method.classes().is_some()) {
+    if recipe.is_ok_and(|recipe| trained_head(&recipe).is_some()) {
         // Rates that decrease from unit to unit are for networks of few units.
         "add --set model=from_init --set optim.layer_decay=1"
     } else {

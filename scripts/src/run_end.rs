@@ -7,9 +7,9 @@ use pipeline::secrets::redact_list;
 use pipeline::{Dataset, SampleId};
 use prep::open::is_folder_of_images;
 use report::{Overview, Run, Start, shell_quote};
-use session::check_export;
+use session::{check_export, trained_head};
 use trainer::Plan;
-use weights::Format;
+use weights::{Format, HeadKind};
 
 use crate::console::{command_line, say};
 
@@ -78,10 +78,14 @@ fn probe_flags(command: &[String]) -> Vec<String> {
     flags
 }
 
-/// Returns the file or folder within the work directory of a run for its backbone, or its
-/// classifier, in `format`.
-pub(crate) fn path_in_run(workdir: &Path, format: Format, is_classifier: bool) -> PathBuf {
-    let name = if is_classifier { "classifier" } else { "backbone" };
+/// Returns the file or folder within the work directory of a run for its backbone, or for its
+/// network with `head`, in `format`.
+pub(crate) fn path_in_run(workdir: &Path, format: Format, head: Option<HeadKind>) -> PathBuf {
+    let name = match head {
+        Some(HeadKind::Classifier) => "classifier",
+        Some(HeadKind::Decoder) => "segmenter",
+        None => "backbone",
+    };
     let folder = workdir.join(format!("export-{}", format.name()));
     match format {
         Format::Timm | Format::Transformers => folder,
@@ -126,7 +130,7 @@ impl EndedRun<'_> {
             let recipe = &self.plan.recipe;
             let held = SUGGESTED.into_iter().find(|format| check_export(recipe, *format).is_ok());
             let format = held.unwrap_or(Format::Safetensors);
-            let path = path_in_run(self.workdir, format, recipe.method.classes().is_some());
+            let path = path_in_run(self.workdir, format, trained_head(recipe));
             let out = shell_quote(&path.display().to_string());
             let overwrite = overwrite_flag(&path);
             let name = format.name();

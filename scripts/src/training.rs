@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use networks::probe::Probe;
-use pipeline::words::counted;
+use pipeline::words::{counted, thousands};
 use pipeline::{Dataset, Progress, Storage};
 use prep::bits::report_bits;
 use prep::open::report_turned;
@@ -216,4 +216,34 @@ pub(crate) fn print_bad_samples(workdir: &Path) {
 pub(crate) fn print_done(plan: &Plan, workdir: &Path) {
     let checkpoints = workdir.join("checkpoints");
     out!("{} done; checkpoints in {}", counted(plan.total_steps, "step"), checkpoints.display());
+}
+
+/// Prints the same of a validated run, which has ended early if `status` says so.
+pub(crate) fn print_validated(status: &Status, plan: &Plan, workdir: &Path) {
+    if status.early_end.is_some() {
+        let steps = counted(plan.total_steps, "step");
+        let checkpoints = workdir.join("checkpoints");
+        out!("{} of {steps} done; checkpoints in {}", thousands(status.step), checkpoints.display());
+    } else {
+        print_done(plan, workdir);
+    }
+}
+
+/// Prints why a run ended early, if it did.
+pub(crate) fn print_early_end(status: &Status) {
+    if let Some(words) = &status.early_end {
+        say(format!("note: the run {words}; a larger run.patience continues it"));
+    }
+}
+
+/// Says which weights are scored, those after `step` steps, of a run that keeps its best ones.
+pub(crate) fn describe_best(status: &Status, step: u64) -> Option<String> {
+    let validations = status.validations.as_ref().filter(|validations| validations.patience.is_some())?;
+    Some(format!(
+        "weights after {} of {}, the best of {} by {}",
+        thousands(step),
+        counted(status.plan.total_steps, "step"),
+        counted(validations.numbers.len() as u64, "validation"),
+        validations.score
+    ))
 }

@@ -343,6 +343,54 @@ pub enum SessionError {
         /// The weights.
         path: PathBuf,
     },
+    /// A mask has a class that the recipe does not list.
+    #[error(
+        "{shard}, {key}: the mask has pixels of class {class}, but method.classes lists {n_listed} classes, \
+         counted from 0: list all, take the numbers in the masks, --set method.classes=[], or mark pixels \
+         that do not count by 255"
+    )]
+    UnlistedPixelClass {
+        /// The shard.
+        shard: String,
+        /// Key of the image.
+        key: String,
+        /// The class.
+        class: u8,
+        /// Number of classes that the recipe lists.
+        n_listed: usize,
+    },
+    /// Images have other masks than when the run began.
+    #[error(
+        "the masks of the images are not those that the run in {} started with ({difference}): restore \
+         them, or choose another --workdir",
+        workdir.display()
+    )]
+    MasksChanged {
+        /// The work directory.
+        workdir: PathBuf,
+        /// What differs.
+        difference: &'static str,
+    },
+    /// A run does not learn to label pixels.
+    #[error(
+        "{} is a run of {method}, which does not label pixels: `ocelli finetune --recipe segment` does",
+        path.display()
+    )]
+    NotSegmenter {
+        /// The run or checkpoint.
+        path: PathBuf,
+        /// Name of its method.
+        method: &'static str,
+    },
+    /// Weights hold no decoder.
+    #[error(
+        "{} holds no decoder that labels pixels: give a run of `ocelli finetune --recipe segment`, or its \
+         `ocelli export` as .safetensors or .onnx", path.display()
+    )]
+    NoDecoder {
+        /// The weights.
+        path: PathBuf,
+    },
     /// No image can be used, for another reason than its number of channels and bits.
     #[error(
         "none of {} of {} can be used: {reason}", counted(*n_images as u64, "inspected image"),

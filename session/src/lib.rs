@@ -48,8 +48,9 @@
 //! [`EvaluatedNetwork`] opens the network of a run, or of a weights file, to be scored by `eval`; a
 //! [`ScoringProbe`] scores within a run, and [`Evaluation::watch`] scores the checkpoints of a run
 //! that another process trains. [`Classifier`] opens the network of a run that has learned from
-//! labels, with its head, and a [`ValidationProbe`] scores it within the run; [`InitialNetwork`] is
-//! the network that a run began with.
+//! labels, with its head, a [`Segmenter`] one that has learned from masks, and a
+//! [`ValidationProbe`] scores either within the run; [`InitialNetwork`] is the network that a run
+//! began with.
 //!
 //! Notes and warnings are events of `tracing`.
 
@@ -64,10 +65,12 @@ mod error;
 mod evaluated_network;
 pub mod fabric;
 mod frozen;
+mod head;
 mod initial;
 mod labels;
 mod ledger;
 pub mod machine;
+mod masks;
 mod network;
 mod pixels;
 mod probe;
@@ -75,6 +78,7 @@ mod provenance;
 mod rehearsal;
 mod resident;
 mod retrieval;
+mod segmenter;
 mod stages;
 mod stored;
 mod validation;
@@ -87,16 +91,19 @@ pub use data::{open_local, open_sampled};
 pub use error::SessionError;
 pub use evaluated_network::{EvaluatedNetwork, NetworkSettings, check_pixel_values};
 pub use frozen::open as open_frozen;
+pub use head::trained_head;
 pub use initial::{
     Initial, InitialNetwork, check_weights as check_initial_weights, model as initial_model,
     preprocessing as initial_preprocessing,
 };
 pub use labels::classified_images;
+pub use masks::segmented_images;
 pub use network::{Backbone, model_of};
 pub use probe::ScoringProbe;
 pub use provenance::{Provenance, find_workdir};
 pub use resident::{Resident, resident};
 pub use retrieval::RetrievalProbe;
+pub use segmenter::Segmenter;
 pub use stages::{Connected, Fitted, Resolved, Session, check_types, plan_alone, plan_on_ranks};
 pub use stored::{ExportSettings, check_export};
 pub use validation_probe::{ValidationProbe, validation_interval};

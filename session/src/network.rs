@@ -7,13 +7,14 @@ use augment::DecodeRules;
 use kernels::device::Device;
 use networks::backbone::Readout;
 use networks::unit::Unit;
-use networks::{ClassHead, ModelConfig, NamedTensor, Network, NetworkError};
+use networks::{ClassHead, ModelConfig, NamedTensor, Network, NetworkError, PixelHead};
 use trainer::Recipe;
 use trainer::checkpoint::{Manifest, steps};
 use trainer::run::open_result;
 use weights::{Hints, Preprocessing};
 
 use crate::error::SessionError;
+use crate::head::{TrainedHead, trained_head};
 use crate::provenance::Provenance;
 
 /// A backbone with its weights.
@@ -24,6 +25,8 @@ pub struct Backbone {
     pub tensors: Vec<NamedTensor>,
     /// Classifier on its features, of a run that has learned from labels, or of an exported one.
     pub classifier: Option<ClassHead>,
+    /// Decoder of its features, of a run that has learned from masks, or of an exported one.
+    pub decoder: Option<PixelHead>,
     /// Preprocessing of its images.
     pub preprocessing: Preprocessing,
     /// Name of the network within its run, or `weights`.
@@ -53,6 +56,7 @@ impl Backbone {
                 model: read.model,
                 tensors: read.tensors,
                 classifier: read.classifier,
+                decoder: read.decoder,
                 preprocessing: read.preprocessing,
                 network_name: read.network_name,
                 manifest: None,
@@ -67,12 +71,13 @@ impl Backbone {
         // Opened once: a running job may write another checkpoint meanwhile.
         let checkpoint = open_result(path)?;
         let (tensors, network_name) = checkpoint.backbone(hints.network.as_deref())?;
-        let mut classifier = None;
-        if checkpoint.manifest.plan.recipe.method.classes().is_some() {
+        let recipe = &checkpoint.manifest.plan.recipe;
+        let mut head = None;
+        if trained_head(recipe).is_some() {
             let (with_heads, _) = checkpoint.network(Some(&network_name))?;
-            classifier = class_head(&checkpoint.manifest, &with_heads)?;
+            head = TrainedHead::find(recipe, &with_heads)?;
         }
-        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, classifier, network_name))
+        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, head, network_name))
     }
 
     /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with the
@@ -87,24 +92,31 @@ impl Backbone {
         }
         let checkpoint = open_result(path)?;
         let (tensors, network_name) = checkpoint.network(None)?;
-        let classifier = class_head(&checkpoint.manifest, &tensors)?;
-        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, classifier, network_name))
+        let head = TrainedHead::find(&checkpoint.manifest.plan.recipe, &tensors)?;
+        Ok(Self::from_checkpoint(checkpoint.manifest, tensors, head, network_name))
     }
 
     /// Creates the backbone of a checkpoint with the tensors of its network `network_name`, and its
-    /// classifier if it has one.
+    /// head if it has learned from labels or masks.
     fn from_checkpoint(
         manifest: Manifest,
         tensors: Vec<NamedTensor>,
-        classifier: Option<ClassHead>,
+        head: Option<TrainedHead>,
         network_name: String,
     ) -> Self {
+        let mut classifier = None;
+        let mut decoder = None;
+        match head {
+            Some(TrainedHead::Classifier(head)) => classifier = Some(head),
+            Some(TrainedHead::Decoder(head)) => decoder = Some(head),
+            None => {}
+        }
         let recipe = &manifest.plan.recipe;
         let model = recipe.model.clone();
         let preprocessing = preprocessing_of_recipe(recipe);
         let provenance = Provenance::of_checkpoint(&manifest);
         let manifest = Some(manifest);
-        Self { model, tensors, classifier, preprocessing, network_name, manifest, provenance }
+        Self { model, tensors, classifier, decoder, preprocessing, network_name, manifest, provenance }
     }
 
     /// Returns the shapes of the parameters that are not the backbone's, by name: the parameters of
@@ -146,15 +158,6 @@ impl Backbone {
     pub fn network(&self, n_workers: usize, device: &Device) -> Result<Network, NetworkError> {
         Network::new(&self.model, self.preprocessing.pixels.clone(), &self.tensors, n_workers, device)
     }
-}
-
-/// Takes the classifier from `tensors`, the parameters of a network of the run of `manifest` with
-/// its heads; `None` if the run has learned without labels.
-fn class_head(manifest: &Manifest, tensors: &[NamedTensor]) -> Result<Option<ClassHead>, SessionError> {
-    let recipe = &manifest.plan.recipe;
-    let Some(classes) = recipe.method.classes() else { return Ok(None) };
-    let is_multi_label = recipe.method.is_multi_label();
-    Ok(Some(ClassHead::from_tensors(classes.to_vec(), is_multi_label, recipe.model.width(), tensors)?))
 }
 
 /// Returns the names of the parameters of `units`.

@@ -16,6 +16,7 @@ use trainer::Plan;
 
 use crate::error::SessionError;
 use crate::evaluated_network::Origin;
+use crate::head::trained_head;
 
 /// Number of evaluations in a run.
 const EVALUATIONS_PER_RUN: u64 = 8;
@@ -47,8 +48,8 @@ impl RetrievalProbe {
     /// Creates the probe of the run of `plan`, whose length is final, in `workdir`, on images of
     /// `dataset`, spread evenly: `run.retrieval_images` of them, or fewer in a short run. `None` if
     /// too few images would be left, for images that would have to be fetched, for a backbone that
-    /// one process should not gather, and for a run that learns from labels, which is to ignore
-    /// differences between images of a class. All ranks create it.
+    /// one process should not gather, and for a run that learns from labels or masks, which is to
+    /// ignore differences between images of a class. All ranks create it.
     ///
     /// # Errors
     /// [`SessionError::Eval`] if a shard cannot be read.
@@ -182,7 +183,7 @@ impl Search {
     /// Describes the search of the run of `plan`, of any length, in `workdir`, on `dataset`.
     pub(crate) fn new(plan: &Plan, dataset: &Dataset, workdir: &Path) -> Self {
         let recipe = &plan.recipe;
-        let is_possible = recipe.method.classes().is_none()
+        let is_possible = trained_head(recipe).is_none()
             && recipe.evaluated_px().is_multiple_of(recipe.model.stride_px())
             && dataset.is_local()
             && recipe.model.n_params() <= MOST_PARAMETERS;

@@ -31,6 +31,7 @@ use crate::frozen;
 use crate::initial::{self, Beginning, Initial};
 use crate::labels;
 use crate::machine;
+use crate::masks;
 use crate::pixels::check_pixels;
 use crate::rehearsal::{Besides, Rehearsal, rehearse};
 use crate::retrieval::Search;
@@ -100,6 +101,8 @@ pub struct Connected {
     dataset: Arc<Dataset>,
     /// Labels of the images that are shown, if the method learns from them.
     labels: Option<Arc<Labels>>,
+    /// Number of images that are shown, if the method learns from masks.
+    n_masked: Option<u64>,
     /// Images that are held out of training, to validate on.
     held_out: Vec<LabeledImage>,
 }
@@ -166,6 +169,7 @@ impl Session {
             frozen: inputs.frozen,
             dataset: inputs.dataset,
             labels: inputs.labels,
+            n_masked: inputs.n_masked,
             held_out: inputs.held_out,
         })
     }
@@ -177,13 +181,18 @@ impl Session {
         initial::check_paths(recipe, &self.workdir, &self.initial)?;
         let dataset = open_sampled(&recipe.data, storage)?;
         let images = labels::open(recipe, dataset, &self.workdir, self.launch.rank, storage)?;
-        let dataset = Arc::new(images.dataset);
+        let masked = masks::open(recipe, images.dataset, &self.workdir, self.launch.rank)?;
+        let dataset = Arc::new(masked.dataset);
         if !self.workdir.join("plan.toml").exists() {
             check_pixels(recipe, &self.initial, &dataset)?;
         }
         let beginning = initial::prepare(recipe, &self.workdir, &self.initial, self.launch.rank)?;
         let frozen = frozen::open(recipe, Some(&self.workdir))?;
-        Ok(Inputs { beginning, frozen, dataset, labels: images.labels, held_out: images.held_out })
+        // A method learns from labels or from masks: one of the two holds out images.
+        let mut held_out = images.held_out;
+        held_out.extend(masked.held_out);
+        let labels = images.labels;
+        Ok(Inputs { beginning, frozen, dataset, labels, n_masked: masked.n_masked, held_out })
     }
 }
 
@@ -193,6 +202,7 @@ struct Inputs {
     frozen: Vec<FrozenNetwork>,
     dataset: Arc<Dataset>,
     labels: Option<Arc<Labels>>,
+    n_masked: Option<u64>,
     held_out: Vec<LabeledImage>,
 }
 
@@ -248,8 +258,10 @@ impl Connected {
     /// Returns the plan of the recipe, with `n_recorded` steps for its minutes if they are known.
     fn plan(&self, n_recorded: Option<u64>) -> Result<Plan, SessionError> {
         let dataset = &self.dataset;
-        // An epoch of a method that learns from labels is a pass over the images that have one.
-        let n_samples = self.labels.as_ref().map_or(dataset.n_samples(), |labels| labels.n_labeled());
+        // An epoch of a method that learns from labels or masks is a pass over the images that have
+        // one.
+        let n_labeled = self.labels.as_ref().map(|labels| labels.n_labeled());
+        let n_samples = n_labeled.or(self.n_masked).unwrap_or_else(|| dataset.n_samples());
         let mut plan = trainer::resolve(self.session.recipe.clone(), n_samples)?;
         if let Some(n_steps) = n_recorded {
             plan = trainer::with_steps(plan, n_steps)?;
@@ -338,8 +350,8 @@ impl Fitted {
         &self.connected.dataset
     }
 
-    /// Returns the images that are held out of training, with their classes; `None` if the recipe
-    /// holds out none.
+    /// Returns the images that are held out of training, with their classes if the method learns
+    /// from labels; `None` if the recipe holds out none.
     pub fn held_out_images(&self) -> Option<ImageSet> {
         if self.connected.held_out.is_empty() {
             return None;

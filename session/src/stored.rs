@@ -8,9 +8,10 @@ use kernels::device::Opened;
 use networks::{NamedTensor, Network};
 use pipeline::NoProgress;
 use trainer::Recipe;
-use weights::{Card, Export, ExportedClassifier, Format, Precision, Preprocessing, Score, rounded};
+use weights::{Card, Export, ExportedClassifier, Format, HeadKind, Precision, Preprocessing, Score, rounded};
 
 use crate::error::SessionError;
+use crate::head::trained_head;
 use crate::network::Backbone;
 
 /// Settings of an export.
@@ -34,19 +35,29 @@ impl ExportSettings {
 }
 
 /// Checks that `format` can hold the network that runs of `recipe` train, with its classifier if
-/// they learn from labels.
+/// they learn from labels, and its decoder if they learn from masks.
 ///
 /// # Errors
 /// [`SessionError::Weights`].
 pub fn check_export(recipe: &Recipe, format: Format) -> Result<(), SessionError> {
     let preprocessing = Preprocessing::with_size(recipe.evaluated_px() as u32, recipe.data.pixels());
-    let has_classifier = recipe.method.classes().is_some();
-    Ok(weights::check(format, &recipe.model, &preprocessing, has_classifier)?)
+    Ok(weights::check(format, &recipe.model, &preprocessing, trained_head(recipe))?)
 }
 
 impl Backbone {
-    /// Writes the weights, with the classifier if there is one, and `card` to `out`, whose parent
-    /// folder is created if missing; returns the files.
+    /// Returns what is exported with the backbone.
+    pub fn head(&self) -> Option<HeadKind> {
+        if self.classifier.is_some() {
+            Some(HeadKind::Classifier)
+        } else if self.decoder.is_some() {
+            Some(HeadKind::Decoder)
+        } else {
+            None
+        }
+    }
+
+    /// Writes the weights, with the classifier or the decoder if there is one, and `card` to `out`,
+    /// whose parent folder is created if missing; returns the files.
     ///
     /// # Errors
     /// [`SessionError::Io`] if the folder cannot be created, [`SessionError::Weights`] if files
@@ -66,6 +77,7 @@ impl Backbone {
             model: &self.model,
             tensors: &self.tensors,
             classifier,
+            decoder: self.decoder.as_ref(),
             preprocessing: self.preprocessing.clone(),
             network_name: &self.network_name,
             precision: settings.precision,

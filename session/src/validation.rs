@@ -8,6 +8,7 @@
 //! So a share s of the images of each class is held out, rounded up or down, and of all images,
 //! rounded to the nearest. They follow from the keys alone: all ranks, a resumed run, and runs with
 //! other seeds or settings hold out the same images. The only image of a class is not held out.
+//! Images with masks, whose pixels are of several classes, count as of one.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Seed of the hashes, different from those by which `ocelli shards split` divides images.
 const SEED: u64 = u64::from_le_bytes(*b"held out");
 
-/// Class of images of no class, among those of [`Candidate`].
+/// Class of images of no class, and of those with masks, among those of [`Candidate`].
 const NO_CLASS: u32 = u32::MAX;
 
 /// An image with its classes.
@@ -48,23 +49,51 @@ pub(crate) fn held_out(dataset: &Dataset, labels: &Labels, share: f64) -> Vec<La
     if share == 0.0 {
         return Vec::new();
     }
-    let weights = dataset.sampling().weights.as_ref();
     let mut candidates = Vec::new();
     for index in 0..labels.len() {
-        let is_shown = weights.is_none_or(|weights| weights[index] > 0.0);
-        if !is_shown || !labels.is_labeled(index) {
-            continue;
+        if labels.is_labeled(index) && is_shown(dataset, index) {
+            let class = labels.classes(index).first().copied().unwrap_or(NO_CLASS);
+            candidates.push(Candidate::new(dataset, index, class));
         }
-        let class = labels.classes(index).first().copied().unwrap_or(NO_CLASS);
-        let (_, key, _) = dataset.describe(SampleId(index as u64));
-        let hash = xxh3_64_with_seed(key.as_bytes(), SEED);
-        candidates.push(Candidate { class, hash, index: index as u64 });
     }
     let mut images = Vec::new();
     for index in choose(candidates, share) {
         images.push(LabeledImage { index, classes: labels.classes(index as usize).to_vec() });
     }
     images
+}
+
+/// Returns the images of `dataset` that are held out, a share `share` of those that would be shown
+/// and have a mask, as `has_mask` says, in the order of the data set. None of them has a class.
+pub(crate) fn held_out_masked(dataset: &Dataset, has_mask: &[bool], share: f64) -> Vec<LabeledImage> {
+    if share == 0.0 {
+        return Vec::new();
+    }
+    let mut candidates = Vec::new();
+    for (index, has_mask) in has_mask.iter().enumerate() {
+        if *has_mask && is_shown(dataset, index) {
+            candidates.push(Candidate::new(dataset, index, NO_CLASS));
+        }
+    }
+    let mut images = Vec::new();
+    for index in choose(candidates, share) {
+        images.push(LabeledImage { index, classes: Vec::new() });
+    }
+    images
+}
+
+/// Returns whether the image `index` of `dataset` has a weight above 0.
+fn is_shown(dataset: &Dataset, index: usize) -> bool {
+    dataset.sampling().weights.as_ref().is_none_or(|weights| weights[index] > 0.0)
+}
+
+impl Candidate {
+    /// Creates that of the image `index` of `dataset`, which is of the class `class`.
+    fn new(dataset: &Dataset, index: usize, class: u32) -> Self {
+        let index = index as u64;
+        let (_, key, _) = dataset.describe(SampleId(index));
+        Self { class, hash: xxh3_64_with_seed(key.as_bytes(), SEED), index }
+    }
 }
 
 /// Returns the indices of a share `share` of `candidates`, in ascending order.

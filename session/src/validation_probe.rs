@@ -1,12 +1,15 @@
-//! Probe of the classifier that a run trains, on images that it is not trained on.
+//! Probe of the classifier or the decoder that a run trains, on images that it is not trained on.
 
 use std::path::{Path, PathBuf};
 
-use eval::row::append;
-use eval::scores::classifier_rows;
-use eval::{Classified, F1, ImageSet, MEAN_AVERAGE_PRECISION, TOP_1, classify};
+use eval::row::{EvaluationRow, append};
+use eval::scores::{classifier_rows, mask_rows};
+use eval::{
+    Classified, F1, ImageSet, MEAN_AVERAGE_PRECISION, MEAN_IOU, PIXEL_ACCURACY, Segmented, TOP_1, classify,
+    segment,
+};
 use networks::probe::{Probe, WatchedScore};
-use networks::{ClassHead, NamedTensor, Network};
+use networks::{ClassHead, NamedTensor, Network, PixelHead};
 use pipeline::Progress;
 use pipeline::words::counted;
 use trainer::Plan;
@@ -14,13 +17,16 @@ use trainer::Plan;
 use crate::classifier::trained_images;
 use crate::error::SessionError;
 use crate::evaluated_network::Origin;
+use crate::head::TrainedHead;
 
 /// Number of validations in a run whose recipe sets no interval.
 const VALIDATIONS_PER_RUN: u64 = 8;
 
-/// Validation of a run while it trains. The run watches the share of the images that are classified
-/// correctly, or the mean average precision if an image may have several classes: the number by which its classifier is scored afterwards: the loss may rise, because
-/// probabilities become too extreme, while more images are classified correctly.
+/// Validation of a run while it trains. The run watches the number by which its head is scored
+/// afterwards: the share of the images that are classified correctly, the mean average precision if
+/// an image may have several classes, or the mean intersection over union of a decoder of pixels.
+/// The loss may rise, because probabilities become too extreme, while more images are classified
+/// correctly.
 pub struct ValidationProbe {
     /// Images to score on, whose classes have the numbers of the run; on rank 0.
     images: Option<ImageSet>,
@@ -30,9 +36,17 @@ pub struct ValidationProbe {
     new_progress: fn(u64) -> Box<dyn Progress>,
 }
 
+/// Result of a validation.
+struct Validated {
+    /// Rows that record it.
+    rows: Vec<EvaluationRow>,
+    /// Its numbers by name.
+    numbers: Vec<(String, f64)>,
+}
+
 impl ValidationProbe {
-    /// Creates the probe of the run of `plan` in `workdir`, which scores its classifier on
-    /// `images`. All ranks create it; rank 0 alone needs the images.
+    /// Creates the probe of the run of `plan` in `workdir`, which scores its classifier or its
+    /// decoder on `images`. All ranks create it; rank 0 alone needs the images.
     pub fn new(
         plan: &Plan,
         images: Option<ImageSet>,
@@ -47,34 +61,59 @@ impl ValidationProbe {
         self.images.as_ref().map_or(0, ImageSet::len)
     }
 
-    /// Returns the names of the classes, which the plan of a run has.
-    fn classes(&self) -> Vec<String> {
-        self.plan.recipe.method.classes().unwrap_or_default().to_vec()
-    }
-
-    /// Returns whether an image may have several classes.
-    fn is_multi_label(&self) -> bool {
-        self.plan.recipe.method.is_multi_label()
-    }
-
     /// Returns the name of the score that the run watches.
     fn score_name(&self) -> &'static str {
-        if self.is_multi_label() { MEAN_AVERAGE_PRECISION } else { TOP_1 }
+        let method = &self.plan.recipe.method;
+        if method.pixel_classes().is_some() {
+            MEAN_IOU
+        } else if method.is_multi_label() {
+            MEAN_AVERAGE_PRECISION
+        } else {
+            TOP_1
+        }
     }
 
-    /// Classifies the images after `step` steps; `None` on ranks without any.
+    /// Classifies `images` by `head` after `step` steps.
     fn classify(
         &self,
         network: &Network,
         head: &ClassHead,
+        images: &ImageSet,
         step: u64,
-    ) -> Result<Option<Classified>, SessionError> {
-        let Some(images) = &self.images else { return Ok(None) };
+    ) -> Result<Classified, SessionError> {
         let progress = (self.new_progress)(step);
-        Ok(Some(classify(network, head, images, None, &*progress)?))
+        Ok(classify(network, head, images, None, &*progress)?)
     }
 
-    /// Classifies the images, and records the result in the run.
+    /// Labels the pixels of `images` by `head` after `step` steps.
+    fn segment(
+        &self,
+        network: &Network,
+        head: &PixelHead,
+        images: &ImageSet,
+        step: u64,
+    ) -> Result<Segmented, SessionError> {
+        let progress = (self.new_progress)(step);
+        Ok(segment(network, head, images, &*progress)?)
+    }
+
+    /// Scores a head of zeros on the images, and records nothing.
+    fn score_zeros(&self, network: &Network) -> Result<(), SessionError> {
+        let Some(images) = &self.images else { return Ok(()) };
+        match TrainedHead::zeros(&self.plan.recipe) {
+            Some(TrainedHead::Classifier(head)) => {
+                self.classify(network, &head, images, 0)?;
+            }
+            Some(TrainedHead::Decoder(head)) => {
+                self.segment(network, &head, images, 0)?;
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Scores the head whose parameters are `heads` on the images, and records the result in the
+    /// run.
     fn evaluate(
         &self,
         network: &Network,
@@ -82,9 +121,7 @@ impl ValidationProbe {
         step: u64,
     ) -> Result<Vec<(String, f64)>, SessionError> {
         let Some(images) = &self.images else { return Ok(Vec::new()) };
-        let width = self.plan.recipe.model.width();
-        let head = ClassHead::from_tensors(self.classes(), self.is_multi_label(), width, heads)?;
-        let Some(classified) = self.classify(network, &head, step)? else { return Ok(Vec::new()) };
+        let Some(head) = TrainedHead::find(&self.plan.recipe, heads)? else { return Ok(Vec::new()) };
         let origin = Origin {
             network_name: self.plan.evaluated()?,
             step: Some(step),
@@ -93,18 +130,45 @@ impl ValidationProbe {
             checkpoint: None,
         };
         let about = origin.describe(network)?;
-        let rows = classifier_rows(&classified, Some(trained_images(&self.plan)), images, about);
+        let train = Some(trained_images(&self.plan));
+        let validated = match &head {
+            TrainedHead::Classifier(head) => {
+                let classified = self.classify(network, head, images, step)?;
+                Validated {
+                    rows: classifier_rows(&classified, train, images, about),
+                    numbers: self.classifier_numbers(&classified),
+                }
+            }
+            TrainedHead::Decoder(head) => {
+                let segmented = self.segment(network, head, images, step)?;
+                Validated {
+                    rows: mask_rows(&segmented, &head.classes, train, images, about),
+                    numbers: decoder_numbers(&segmented),
+                }
+            }
+        };
         // The run writes the numbers to TensorBoard.
-        if let Err(error) = append(&self.workdir, &rows) {
+        if let Err(error) = append(&self.workdir, &validated.rows) {
             tracing::warn!("could not record the validation of step {step}: {error}");
         }
+        Ok(validated.numbers)
+    }
+
+    /// Returns the numbers of a classifier by name.
+    fn classifier_numbers(&self, classified: &Classified) -> Vec<(String, f64)> {
         let mut numbers = vec![(self.score_name().to_string(), classified.outcome.value())];
         if let Some(decisions) = &classified.decisions {
             numbers.push((F1.into(), decisions.f1()));
         }
         numbers.push(("loss".into(), classified.loss));
-        Ok(numbers)
+        numbers
     }
+}
+
+/// Returns the numbers of a decoder by name.
+fn decoder_numbers(segmented: &Segmented) -> Vec<(String, f64)> {
+    let counts = &segmented.counts;
+    vec![(MEAN_IOU.into(), counts.mean_iou()), (PIXEL_ACCURACY.into(), counts.accuracy())]
 }
 
 /// Returns the number of steps between two validations of a run of `total_steps` steps, whose
@@ -135,14 +199,7 @@ impl Probe for ValidationProbe {
     }
 
     fn rehearse(&mut self, network: &Network) -> Result<(), String> {
-        let classes = self.classes();
-        let weight = vec![0.0; classes.len() * network.model.width()];
-        let bias = vec![0.0; classes.len()];
-        let head = ClassHead { classes, weight, bias, is_multi_label: self.is_multi_label() };
-        match self.classify(network, &head, 0) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(error.to_string()),
-        }
+        self.score_zeros(network).map_err(|error| error.to_string())
     }
 
     fn run(

@@ -10,9 +10,13 @@
                                         the scores of the classifier in a .safetensors of Ocelli for FEATURES
     libraries.py classify FORMAT PATH SCORES WEIGHTS IMAGES
                                         the scores and classes of an exported classifier beside those of WEIGHTS
+    libraries.py decode PATH BACKBONE WEIGHTS IMAGES OUT
+                                        the scores of pixels of a graph beside the decoder of WEIGHTS in torch, on the
+                                        patches of the graph BACKBONE; those of the first image are written to OUT
 """
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -420,6 +424,35 @@ def classify(form, path, scores_path, weights, images):
     close(form, ours, theirs, 1e-4)
 
 
+def decode(path, backbone, weights, images, out):
+    import onnxruntime
+    import torch
+    from torch.nn import functional as F
+
+    x = pixels(Path(images))
+    _, patches = onnxruntime.InferenceSession(backbone).run(None, {"pixels": x})
+    session = onnxruntime.InferenceSession(path)
+    (output,) = session.get_outputs()
+    assert output.name == "logits", output.name
+    (ours,) = session.run(None, {"pixels": x})
+    tensors, metadata = read_tensors(weights)
+    names = json.loads(session.get_modelmeta().custom_metadata_map["ocelli.pixel_classes"])
+    assert names == json.loads(metadata["ocelli.pixel_classes"]), names
+    decoder = {name: torch.from_numpy(tensors[name].copy()) for name in tensors if name.startswith("decoder.")}
+    cells = torch.from_numpy(patches)
+    side = math.isqrt(cells.shape[1])
+    if "decoder.hidden.conv.weight" in decoder:
+        maps = cells.transpose(1, 2).unflatten(2, (side, side))
+        cells = F.conv2d(maps, decoder["decoder.hidden.conv.weight"], padding=1).flatten(2).transpose(1, 2)
+        norm = decoder["decoder.hidden.norm.weight"], decoder["decoder.hidden.norm.bias"]
+        cells = F.gelu(F.layer_norm(cells, cells.shape[-1:], *norm, 1e-6))
+    cells = F.linear(cells, decoder["decoder.scores.weight"], decoder["decoder.scores.bias"])
+    maps = cells.transpose(1, 2).unflatten(2, (side, side))
+    theirs = F.interpolate(maps, size=x.shape[2:], mode="bilinear").numpy()
+    close(path, ours, theirs, 1e-4)
+    np.save(out, ours[:1])
+
+
 if __name__ == "__main__":
     verb, *rest = sys.argv[1:]
     if verb == "images":
@@ -434,5 +467,7 @@ if __name__ == "__main__":
         scores(*rest)
     elif verb == "classify":
         classify(*rest)
+    elif verb == "decode":
+        decode(*rest)
     elif verb == "compare":
         close(rest[0], np.load(rest[1]), np.load(rest[2]), float(rest[3]) if len(rest) > 3 else 1e-5)

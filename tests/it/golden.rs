@@ -5,7 +5,7 @@ use augment::crop::{CropBox, candidate, centered_fallback};
 use augment::hue::hue;
 use augment::resize::BoxResizer;
 use augment::solarize::solarize;
-use augment::{Depth, Erase, Mixed, Planes, Rgb8, Transform, Views};
+use augment::{Depth, Erase, Mask, Mixed, Planes, Rgb8, Transform, Views};
 
 fn golden(name: &str) -> Vec<u8> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/augment");
@@ -65,7 +65,7 @@ fn golden_rows(name: &str) -> Vec<Vec<String>> {
 fn mixed_images_equal_timm() {
     let mut images = Vec::new();
     for bytes in golden("mixing_input").chunks_exact(3 * 12 * 12) {
-        images.push(Views { groups: vec![bytes.to_vec()] });
+        images.push(Views { groups: vec![bytes.to_vec()], ..Views::default() });
     }
     let rows = golden_rows("mixing");
     assert_eq!(rows.len(), 6);
@@ -213,5 +213,44 @@ fn resize_equals_pillow() {
             let theirs = golden(&format!("{filter}_{w}x{h}"));
             assert_eq!(largest_difference(&Rgb8::from(&out).data, &theirs), 0, "{filter} {w}x{h}");
         }
+    }
+}
+
+/// Sizes of the crops of the mask goldens: `SIZES` of `scripts/golden/masks.py`.
+const MASK_SIZES: [[u32; 2]; 12] = [
+    [16, 12],
+    [40, 40],
+    [1, 1],
+    [3, 50],
+    [27, 22],
+    [27, 9],
+    [13, 22],
+    [70, 5],
+    [65, 67],
+    [9, 7],
+    [33, 33],
+    [9, 55],
+];
+
+/// Masks equal those of Pillow and torchvision bit for bit: crops and whole masks resized by
+/// nearest neighbor, and the square of an evaluation (`scripts/golden/masks.py`).
+#[test]
+fn masks_equal_pillow() {
+    let pixels = image::GrayImage::from_raw(37, 29, golden("mask_input")).unwrap();
+    let mut png = std::io::Cursor::new(Vec::new());
+    pixels.write_to(&mut png, image::ImageFormat::Png).unwrap();
+    let mask = Mask::decode(png.get_ref()).unwrap();
+    assert!(mask.classes() == golden("mask_input"));
+    let crop = CropBox { left_px: 5, top_px: 3, width_px: 27, height_px: 22 };
+    for [w, h] in MASK_SIZES {
+        assert!(mask.resized(crop, [w, h]) == golden(&format!("mask_{w}x{h}")), "{w}x{h}");
+    }
+    let whole = CropBox { left_px: 0, top_px: 0, width_px: 37, height_px: 29 };
+    for [w, h] in [[32, 32], [98, 112], [640, 3]] {
+        assert!(mask.resized(whole, [w, h]) == golden(&format!("mask_whole_{w}x{h}")), "whole {w}x{h}");
+    }
+    for (resize_px, size_px) in [(32, 28), (33, 28), (20, 20), (61, 50)] {
+        let square = mask.transformed(&Transform::with_resize(resize_px, size_px).unwrap());
+        assert!(square == golden(&format!("mask_{resize_px}_{size_px}")), "{resize_px}, {size_px}");
     }
 }

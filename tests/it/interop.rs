@@ -10,6 +10,7 @@ use std::process::Command;
 use networks::ModelConfig;
 use networks::NamedTensor;
 use networks::Normalization;
+use networks::head::pixels::PixelDecoder;
 use serde_json::Value;
 use weights::{Card, Export, Format, Hints, Precision, Preprocessing};
 
@@ -139,6 +140,7 @@ fn exports_are_read_again() {
             model: &model,
             tensors: &tensors,
             classifier: None,
+            decoder: None,
             preprocessing: preprocessing.clone(),
             network_name: "student",
             precision: Precision::F32,
@@ -257,6 +259,30 @@ fn libraries_give_the_same_scores() {
         }
     }
     assert_eq!(n_checked, 40);
+}
+
+/// Graphs that label pixels give the scores of their decoders, and so do the programs of their
+/// cards.
+#[test]
+fn decoders_run_in_onnxruntime() {
+    let Some(python) = python("torch, onnxruntime, numpy, PIL") else { return };
+    let bench = Bench::new(python);
+    std::fs::copy(bench.text("images/0.png"), bench.text("photo.jpg")).unwrap();
+    let images = bench.text("images");
+    for (model_name, model) in MODELS {
+        for (decoder_name, decoder) in
+            [("linear", PixelDecoder::Linear), ("conv", PixelDecoder::Conv { width: 24 })]
+        {
+            let name = format!("{model_name}-{decoder_name}");
+            let weights = bench.decoder(&name, model, decoder);
+            let graph = bench.export(&weights, &format!("{name}.onnx"), &[]);
+            let backbone = bench.export(&weights, &format!("{name}-backbone.onnx"), &["--backbone-only"]);
+            let scores = bench.text("scores.npy");
+            bench.script(&["decode", &graph, &backbone, &weights, &images, &scores]);
+            let computed = bench.run_card(&format!("{name}.onnx.md"), "scores").unwrap();
+            bench.script(&["compare", &name, &scores, &computed, "1e-3"]);
+        }
+    }
 }
 
 /// The unchanged program in the card of every exported classifier computes the same scores.

@@ -5,7 +5,8 @@ use std::process::Command;
 
 use augment::Depth;
 use burn_tensor::Device;
-use networks::{ClassHead, ModelConfig, NamedTensor, Network, Normalization, Pixels};
+use networks::head::pixels::PixelDecoder;
+use networks::{ClassHead, ModelConfig, NamedTensor, Network, Normalization, PixelHead, Pixels};
 use tempfile::TempDir;
 use weights::{Card, Export, ExportedClassifier, Format, Precision, Preprocessing};
 
@@ -57,7 +58,7 @@ impl Bench {
     /// Exports a random network of `model`, in which no parameter is constantly zero or one;
     /// returns the path.
     pub(crate) fn network(&self, name: &str, model: &str) -> String {
-        self.export_random(name, &toml::from_str(model).unwrap(), None)
+        self.export_random(name, &toml::from_str(model).unwrap(), None, None)
     }
 
     /// The same with a random classifier of three classes.
@@ -70,16 +71,52 @@ impl Bench {
         }
         let classes = ["cat, kitten", "a \"dog\" | <b>", "größe\n`'*\\"].map(String::from).to_vec();
         let head = ClassHead { classes, weight, bias: vec![0.5, -0.25, 0.125], is_multi_label: false };
-        self.export_random(name, &model, Some(&head))
+        self.export_random(name, &model, Some(&head), None)
     }
 
-    /// Exports a random network of `model` with the classifier `head`; returns the path.
-    fn export_random(&self, name: &str, model: &ModelConfig, head: Option<&ClassHead>) -> String {
+    /// The same with a random decoder of pixels of three classes.
+    pub(crate) fn decoder(&self, name: &str, model: &str, decoder: PixelDecoder) -> String {
+        let model: ModelConfig = toml::from_str(model).unwrap();
+        let d = model.width();
+        let hidden = match decoder {
+            PixelDecoder::Linear => d,
+            PixelDecoder::Conv { width } => width,
+        };
+        let mut state = 3u64;
+        let mut tensors = Vec::new();
+        for (name, shape) in [
+            ("decoder.hidden.conv.weight", vec![hidden, d, 3, 3]),
+            ("decoder.hidden.norm.weight", vec![hidden]),
+            ("decoder.hidden.norm.bias", vec![hidden]),
+            ("decoder.scores.weight", vec![3, hidden]),
+            ("decoder.scores.bias", vec![3]),
+        ] {
+            let mut values = Vec::new();
+            for _ in 0..shape.iter().product::<usize>() {
+                values.push(next_uniform(&mut state));
+            }
+            tensors.push(NamedTensor { name: name.into(), shape, values });
+        }
+        let classes = ["sky", "a \"sea\"", "größe"].map(String::from).to_vec();
+        let head = PixelHead::from_tensors(classes, decoder, d, &tensors).unwrap();
+        self.export_random(name, &model, None, Some(&head))
+    }
+
+    /// Exports a random network of `model` with the classifier `head` or with `decoder`; returns
+    /// the path.
+    fn export_random(
+        &self,
+        name: &str,
+        model: &ModelConfig,
+        head: Option<&ClassHead>,
+        decoder: Option<&PixelHead>,
+    ) -> String {
         let tensors = random_parameters(model);
         let export = Export {
             model,
             tensors: &tensors,
             classifier: head.map(|head| ExportedClassifier { head, returns_probabilities: false }),
+            decoder,
             preprocessing: Preprocessing::with_size(32, pixels(model)),
             network_name: "teacher",
             precision: Precision::F32,
@@ -128,7 +165,7 @@ impl Bench {
 
     /// Runs the program in the model card `card`; returns the file with its variable `result`, or
     /// `None` if the library cannot build the network.
-    fn run_card(&self, card: &str, result: &str) -> Option<String> {
+    pub(crate) fn run_card(&self, card: &str, result: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.text(card)).unwrap();
         let (_, rest) = text.split_once("```python\n").unwrap();
         let (code, _) = rest.split_once("```").unwrap();

@@ -146,6 +146,8 @@ mod resume;
 mod run_end;
 /// Passwords, signatures and commands in shard lists.
 mod secrets;
+/// Networks that are trained to label pixels, with masks.
+mod segment;
 /// HTTP and S3 servers, with and without faults.
 mod servers;
 /// Images with masks, and images with several classes.

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use image::{ImageBuffer, Rgb};
+use image::{DynamicImage, ImageBuffer, Rgb};
+use pipeline::shard::write::{ShardLimits, ShardWriter};
 
 use crate::support::{World, ok, program};
 
@@ -113,6 +114,13 @@ fn check_other(words: &[String]) {
     }
 }
 
+/// Encodes a picture as PNG.
+fn encode_png(picture: &DynamicImage) -> Vec<u8> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    picture.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
 /// A folder that the pages assume: images, shards with and without parts, runs, and weights.
 struct Desk {
     world: World,
@@ -129,6 +137,7 @@ impl Desk {
             image.save(path).unwrap();
         }
         desk.make_tiles();
+        desk.make_masks();
         desk.run("ocelli shards pack photos --out shards --prefix all");
         desk.run("ocelli shards split shards --part train=0.5 --part test=0.5 --out parts");
         desk.make_set("cifar");
@@ -169,6 +178,24 @@ impl Desk {
             for band in ["b02", "b03", "b04", "b08"] {
                 image.save(self.world.path(&format!("tiles/tile_{i}.{band}.png"))).unwrap();
             }
+        }
+    }
+
+    /// Makes shards of images with masks of two classes, to train on and to score on.
+    fn make_masks(&self) {
+        for part in ["train", "val"] {
+            let limits = ShardLimits { max_samples: 1000, max_bytes: 1 << 30 };
+            let mut writer = ShardWriter::new(&self.world.path("masks"), part, limits).unwrap();
+            for i in 0..8u32 {
+                let image = ImageBuffer::from_fn(40, 30, |x, y| Rgb([(x * i) as u8, (y * i) as u8, 90]));
+                let mask = ImageBuffer::from_fn(40, 30, |x, _| image::Luma([u8::from(x > 4 * i)]));
+                let image = encode_png(&DynamicImage::ImageRgb8(image));
+                let mask = encode_png(&DynamicImage::ImageLuma8(mask));
+                writer
+                    .add(&format!("{i:04}"), &[("png", image.as_slice()), ("seg.png", mask.as_slice())])
+                    .unwrap();
+            }
+            writer.finish().unwrap();
         }
     }
 

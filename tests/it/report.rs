@@ -258,6 +258,7 @@ fn write_weights(world: &World, name: &str, model: &str) -> String {
         model: &model,
         tensors: &tensors,
         classifier: None,
+        decoder: None,
         preprocessing: Preprocessing::with_size(32, pixels(&model)),
         network_name: "teacher",
         precision: Precision::F32,

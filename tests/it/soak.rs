@@ -52,6 +52,7 @@ fn memory_stays_constant_over_a_long_stream_with_bad_samples() {
         window_shards: 4,
         n_threads: 2,
         rules: DecodeRules::default(),
+        n_pixel_classes: None,
         loader: LoaderConfig { max_bytes: 4 << 20, ..LoaderConfig::default() },
     };
     let share = Share::solo(BATCH).unwrap();

@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use networks::{ClassHead, ModelConfig, NamedTensor, Origin, Positions, QkvBias, Size};
+use networks::head::pixels::PixelDecoder;
+use networks::{ClassHead, ModelConfig, NamedTensor, Origin, PixelHead, Positions, QkvBias, Size};
 use prost::Message;
 
 use crate::backbone::exchange_of;
 use crate::file::{Array, Arrays, safetensors};
 use crate::{
-    Card, Export, ExportedClassifier, Format, Hints, Precision, Preprocessing, WeightsError, fitted, read,
-    resized, rounded, write,
+    Card, Export, ExportedClassifier, Format, HeadKind, Hints, Precision, Preprocessing, WeightsError,
+    fitted, read, resized, rounded, write,
 };
 
 /// Returns parameters of `model` with distinct values.
@@ -36,6 +37,7 @@ fn f32_export<'a>(model: &'a ModelConfig, tensors: &'a [NamedTensor], card: &'a 
         model,
         tensors,
         classifier: None,
+        decoder: None,
         preprocessing: Preprocessing::with_size(model.image_px() as u32, normalization),
         network_name: "network",
         precision: Precision::F32,
@@ -71,7 +73,7 @@ fn every_backbone_is_read_back_unchanged_in_every_format() {
             let folder = tempfile::tempdir().unwrap();
             let path = export_path(folder.path(), format);
             // Whether a format can hold a network is known without its weights.
-            let checked = crate::check(format, &model, &export.preprocessing, false);
+            let checked = crate::check(format, &model, &export.preprocessing, None);
             match write(&path, format, &export, false) {
                 Ok(_) => {
                     assert!(checked.is_ok(), "{model:?} as {format:?}: {checked:?}");
@@ -100,6 +102,9 @@ fn every_backbone_is_read_back_unchanged_in_every_format() {
         assert!(n_formats >= 2, "{model:?} has no format but this program's own");
     }
 }
+
+/// Rows of the table of the classes of [`class_head`] in a card.
+const CLASS_TABLE: &str = "| 0 | cat, kitten |\n| 1 | a \"dog\" \\| \\<b> |\n| 2 | größe \\`'\\*\\\\ |\n";
 
 /// Returns a classifier of three classes on the features of `model`.
 fn class_head(model: &ModelConfig) -> ClassHead {
@@ -138,7 +143,8 @@ fn classifiers_are_written_with_their_networks() {
         for format in Format::ALL {
             let folder = tempfile::tempdir().unwrap();
             let path = export_path(folder.path(), format);
-            let checked = crate::check(format, &model, &export.preprocessing, true);
+            let kind = Some(HeadKind::Classifier);
+            let checked = crate::check(format, &model, &export.preprocessing, kind);
             let files = match write(&path, format, &export, false) {
                 Ok(files) => files,
                 Err(WeightsError::Unsupported { reason, .. }) if reason.contains("not implemented") => {
@@ -148,7 +154,7 @@ fn classifiers_are_written_with_their_networks() {
                 Err(WeightsError::Unsupported { reason, .. }) => {
                     assert!(checked.is_err(), "{model:?} as {format:?}: {reason}");
                     // The classifier is the reason if the backbone alone can be written.
-                    if crate::check(format, &model, &export.preprocessing, false).is_ok() {
+                    if crate::check(format, &model, &export.preprocessing, None).is_ok() {
                         let says_how = reason.contains("--backbone-only");
                         assert!(says_how, "{model:?} as {format:?}: {reason}");
                         without_classifier.insert(format!("{} as {}", arch(&model), format.name()));
@@ -160,8 +166,7 @@ fn classifiers_are_written_with_their_networks() {
             assert!(checked.is_ok(), "{model:?} as {format:?}: {checked:?}");
             let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
             assert!(text.contains("A classifier of 3 classes ("), "{text}");
-            let table = "| 0 | cat, kitten |\n| 1 | a \"dog\" \\| \\<b> |\n| 2 | größe \\`'\\*\\\\ |\n";
-            assert!(text.contains(table), "{text}");
+            assert!(text.contains(CLASS_TABLE), "{text}");
             let normalization = Some(networks::Normalization::half(model.n_channels()));
             let hints = Hints { heads: Some(heads(&model)), normalization, ..Hints::default() };
             let is_own = matches!(format, Format::Safetensors | Format::Onnx);
@@ -279,6 +284,104 @@ fn classifiers_of_several_classes_are_written_as_such() {
         n_formats += 1;
     }
     assert!(n_formats >= 3, "{n_formats} formats");
+}
+
+/// Returns decoders of three classes on the features of `model`: one of each kind.
+fn pixel_heads(model: &ModelConfig) -> Vec<PixelHead> {
+    let d = model.width();
+    let class_head = class_head(model);
+    let scores = NamedTensor { name: "decoder.scores.bias".into(), shape: vec![3], values: class_head.bias };
+    let mut heads = Vec::new();
+    for decoder in [PixelDecoder::Linear, PixelDecoder::Conv { width: d }] {
+        let mut tensors = vec![scores.clone()];
+        for (name, shape) in [
+            ("decoder.scores.weight", vec![3, d]),
+            ("decoder.hidden.conv.weight", vec![d, d, 3, 3]),
+            ("decoder.hidden.norm.weight", vec![d]),
+            ("decoder.hidden.norm.bias", vec![d]),
+        ] {
+            let n: usize = shape.iter().product();
+            let values = (0..n).map(|number| 0.5 + f32::from((number % 89) as u16) / 128.0).collect();
+            tensors.push(NamedTensor { name: name.into(), shape, values });
+        }
+        heads.push(PixelHead::from_tensors(class_head.classes.clone(), decoder, d, &tensors).unwrap());
+    }
+    heads
+}
+
+/// A decoder is written in the formats of Ocelli, with graphs for other programs, and read back;
+/// formats of libraries say how to leave it out.
+#[test]
+fn decoders_are_written_with_their_networks() {
+    let card = Card::default();
+    let mut n_graphs = 0;
+    for model in ModelConfig::examples() {
+        let tensors = tensors(&model);
+        for head in pixel_heads(&model) {
+            let export = Export { decoder: Some(&head), ..f32_export(&model, &tensors, &card) };
+            for format in Format::ALL {
+                let folder = tempfile::tempdir().unwrap();
+                let path = export_path(folder.path(), format);
+                let checked = crate::check(format, &model, &export.preprocessing, Some(HeadKind::Decoder));
+                let files = match write(&path, format, &export, false) {
+                    Ok(files) => files,
+                    Err(WeightsError::Unsupported { reason, .. }) => {
+                        let alone = crate::check(format, &model, &export.preprocessing, None);
+                        let says_how = reason.contains("--backbone-only") && checked.is_err();
+                        let is_graph_missing = reason.contains("not implemented");
+                        assert!(
+                            alone.is_err() || says_how || is_graph_missing,
+                            "{model:?} as {format:?}: {reason}"
+                        );
+                        continue;
+                    }
+                    Err(error) => panic!("{model:?} as {format:?}: {error}"),
+                };
+                assert!(checked.is_ok(), "{model:?} as {format:?}: {checked:?}");
+                assert!(matches!(format, Format::Safetensors | Format::Onnx), "{model:?} as {format:?}");
+                n_graphs += usize::from(format == Format::Onnx);
+                let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
+                assert!(text.contains("a decoder of pixels of 3 classes ("), "{text}");
+                assert!(text.contains(CLASS_TABLE), "{text}");
+                let pretrained = read(&path, &Hints::default()).unwrap();
+                assert_eq!(pretrained.decoder.as_ref(), Some(&head), "{model:?} as {format:?}");
+                check(&model, &tensors, format, pretrained);
+            }
+        }
+    }
+    assert!(n_graphs >= 6, "{n_graphs} graphs");
+}
+
+/// A graph of a decoder has one output: scores of every pixel.
+#[test]
+fn graphs_of_decoders_return_scores_of_pixels() {
+    for model in ModelConfig::examples() {
+        let tensors = tensors(&model);
+        let card = Card::default();
+        for head in pixel_heads(&model) {
+            let export = Export { decoder: Some(&head), ..f32_export(&model, &tensors, &card) };
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("a.onnx");
+            match write(&path, Format::Onnx, &export, false) {
+                Ok(_) => {}
+                Err(WeightsError::Unsupported { .. }) => continue,
+                Err(error) => panic!("{model:?}: {error}"),
+            }
+            let bytes = std::fs::read(&path).unwrap();
+            let graph = crate::onnx::Model::decode(bytes.as_slice()).unwrap().graph.unwrap();
+            let [output] = graph.output.as_slice() else { panic!("{:?}", graph.output) };
+            assert_eq!(output.name, "logits");
+            let shape = output.kind.as_ref().unwrap().tensor.as_ref().unwrap().shape.as_ref().unwrap();
+            assert_eq!((shape.dim.len(), shape.dim[1].value), (4, Some(3)));
+            // The last node names the output.
+            assert_eq!(graph.node[graph.node.len() - 2].op_type, "Resize");
+            let n_norms = graph
+                .node
+                .iter()
+                .filter(|node| node.input.iter().any(|input| input.contains("decoder.hidden.norm")));
+            assert_eq!(n_norms.count(), usize::from(head.decoder != PixelDecoder::Linear), "{model:?}");
+        }
+    }
 }
 
 /// Checks that `pretrained` is the network of `tensors`, except for differences in how `format`

@@ -1,6 +1,6 @@
 //! Networks to be written, and the facts that their cards state.
 
-use networks::{ClassHead, ModelConfig, NamedTensor, Origin};
+use networks::{ClassHead, ModelConfig, NamedTensor, Origin, PixelHead};
 
 use crate::precision::Precision;
 use crate::preprocessing::Preprocessing;
@@ -14,6 +14,8 @@ pub struct Export<'a> {
     pub tensors: &'a [NamedTensor],
     /// Classifier on its features, to be written with it.
     pub classifier: Option<ExportedClassifier<'a>>,
+    /// Decoder of its features that labels pixels, to be written with it.
+    pub decoder: Option<&'a PixelHead>,
     /// Preprocessing of its images.
     pub preprocessing: Preprocessing,
     /// Name of the network within its run.
@@ -31,6 +33,7 @@ impl Export<'_> {
             model: self.model,
             tensors: &[],
             classifier: self.classifier,
+            decoder: self.decoder,
             preprocessing: self.preprocessing.clone(),
             network_name: self.network_name,
             precision: self.precision,
@@ -38,10 +41,27 @@ impl Export<'_> {
         }
     }
 
-    /// Returns the parameters of the classifier, by Ocelli's names; none without one.
+    /// Returns the parameters of the classifier and of the decoder, by Ocelli's names; none without
+    /// either.
     pub(crate) fn head_tensors(&self) -> Vec<NamedTensor> {
-        self.classifier.map(|classifier| classifier.head.tensors()).unwrap_or_default()
+        let mut tensors = Vec::new();
+        if let Some(classifier) = &self.classifier {
+            tensors.extend(classifier.head.tensors());
+        }
+        if let Some(decoder) = self.decoder {
+            tensors.extend_from_slice(&decoder.tensors);
+        }
+        tensors
     }
+}
+
+/// Kind of what is written with a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadKind {
+    /// A classifier of images.
+    Classifier,
+    /// A decoder that labels pixels.
+    Decoder,
 }
 
 /// A classifier to be written with its network.

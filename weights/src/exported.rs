@@ -4,7 +4,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
-use networks::{ClassHead, ModelConfig, NamedTensor, Normalization};
+use networks::head::pixels::{HIDDEN, PixelDecoder};
+use networks::{ClassHead, ModelConfig, NamedTensor, Normalization, PixelHead};
 use serde::de::DeserializeOwned;
 
 use crate::backbone::exchange_of;
@@ -58,6 +59,11 @@ pub(crate) fn read_exported(source: &Source, hints: &Hints) -> Result<Option<Pre
     if classifier.is_some() {
         known.extend([ClassHead::WEIGHT, ClassHead::BIAS]);
     }
+    let decoder = match source.metadata.get(metadata::PIXEL_CLASSES) {
+        Some(text) => Some(read_decoder(source, text, &arrays, model.width())?),
+        None => None,
+    };
+    known.extend(decoder.iter().flat_map(|head| &head.tensors).map(|tensor| tensor.name.as_str()));
     // Constants of a graph are among its arrays.
     if !source.is_graph
         && let Some(name) = arrays.keys().find(|name| !known.contains(name.as_str()))
@@ -82,6 +88,7 @@ pub(crate) fn read_exported(source: &Source, hints: &Hints) -> Result<Option<Pre
         preprocessing,
         tensors,
         classifier,
+        decoder,
         network_name: network_name.to_string(),
         origin: "ocelli",
         license: source.license(),
@@ -117,6 +124,36 @@ fn read_classifier(
         }
     }
     ClassHead::from_tensors(classes, is_multi_label, width, &tensors)
+        .map_err(|error| WeightsError::malformed(&source.path, error.to_string()))
+}
+
+/// Reads the decoder of the classes `text` among `arrays`, on features of `width` channels.
+fn read_decoder(
+    source: &Source,
+    text: &str,
+    arrays: &Arrays,
+    width: usize,
+) -> Result<PixelHead, WeightsError> {
+    let classes: Vec<String> = parse_json(source, text)?;
+    let layers = source.metadata.get(metadata::DECODER).map_or("", String::as_str);
+    let decoder: PixelDecoder = parse_json(source, layers)?;
+    if classes.is_empty() {
+        return Err(WeightsError::malformed(&source.path, "its decoder has no classes"));
+    }
+    if let PixelDecoder::Conv { width: stated } = decoder {
+        // Nothing of a stated size is made before the file is known to have it.
+        let array = arrays.get(&format!("{HIDDEN}.conv.weight"));
+        if array.and_then(|array| array.shape.first()) != Some(&stated) {
+            let reason = format!("its decoder has no convolution of {stated} channels");
+            return Err(WeightsError::malformed(&source.path, reason));
+        }
+    }
+    let mut tensors = Vec::new();
+    for (name, array) in arrays.iter().filter(|(name, _)| name.starts_with(PixelHead::PREFIX)) {
+        let shape = array.shape.clone();
+        tensors.push(NamedTensor { name: name.clone(), shape, values: array.values.clone() });
+    }
+    PixelHead::from_tensors(classes, decoder, width, &tensors)
         .map_err(|error| WeightsError::malformed(&source.path, error.to_string()))
 }
 

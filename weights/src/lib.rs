@@ -35,7 +35,7 @@ mod source;
 mod write;
 
 pub use error::WeightsError;
-pub use export::{Card, Export, ExportedClassifier, Score};
+pub use export::{Card, Export, ExportedClassifier, HeadKind, Score};
 pub use fingerprint::fingerprint;
 pub use fitted::fitted;
 pub use library::Library;

@@ -25,6 +25,12 @@ pub(crate) const PROBABILITIES: &str = "ocelli.probabilities";
 /// Function of each score by itself, where an image may have several classes.
 pub(crate) const SIGMOID: &str = "sigmoid";
 
+/// Key of the names of the classes of pixels, of a decoder.
+pub(crate) const PIXEL_CLASSES: &str = "ocelli.pixel_classes";
+
+/// Key of the layers of a decoder.
+pub(crate) const DECODER: &str = "ocelli.decoder";
+
 /// Key of the weights that the network began with, which other programs ignore.
 pub(crate) const ORIGINS: &str = "ocelli.origins";
 

@@ -6,6 +6,7 @@ use networks::ModelConfig;
 use networks::NamedTensor;
 use networks::Normalization;
 use networks::Origin;
+use networks::PixelHead;
 
 use crate::library::Library;
 use crate::preprocessing::Preprocessing;
@@ -38,6 +39,9 @@ pub struct Pretrained {
     pub tensors: Vec<NamedTensor>,
     /// Classifier on its features, if `ocelli export` has written the file with one.
     pub classifier: Option<ClassHead>,
+    /// Decoder of its features that labels pixels, if `ocelli export` has written the file with
+    /// one.
+    pub decoder: Option<PixelHead>,
     /// Name of the network within its run, or `weights`.
     pub network_name: String,
     /// Name of the library that made it, or `ocelli`.

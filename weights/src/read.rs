@@ -118,6 +118,7 @@ fn read_foreign(source: &Source, hints: &Hints) -> Result<Pretrained, String> {
         tensors,
         // Only files of Ocelli name the classes in a way that is known.
         classifier: None,
+        decoder: None,
         network_name: UNNAMED.into(),
         origin: library.name(),
         license: source.license(),
@@ -208,6 +209,9 @@ fn check(path: &Path, pretrained: &Pretrained) -> Result<(), WeightsError> {
     if let Some(head) = &pretrained.classifier {
         check_values(path, ClassHead::WEIGHT, &head.weight)?;
         check_values(path, ClassHead::BIAS, &head.bias)?;
+    }
+    for tensor in pretrained.decoder.iter().flat_map(|head| &head.tensors) {
+        check_values(path, &tensor.name, &tensor.values)?;
     }
     Ok(())
 }

@@ -11,8 +11,8 @@ use super::color::jitter;
 use super::image::Bands;
 use super::resize::PlaneResizer;
 use super::store::store;
-use crate::crop::{CropBox, VIEW_RATIO, random_resized_crop};
-use crate::multicrop::ViewSpec;
+use crate::crop::CropBox;
+use crate::multicrop::{Geometry, ViewSpec};
 use crate::seed::Operation;
 use crate::stats::{Clock, Stage};
 use crate::{AugmentError, SampleKey};
@@ -36,20 +36,19 @@ impl BandViewMaker {
         out: &mut Vec<u8>,
         clock: &mut Clock<'_>,
     ) -> Result<(), AugmentError> {
-        let ViewSpec { crop, geometry_crop, .. } = spec;
-        let mut rng = spec.geometry_rng(key, Operation::Crop);
-        let region =
-            random_resized_crop(&mut rng, image.width_px, image.height_px, geometry_crop.scale, VIEW_RATIO);
+        let crop = spec.crop;
+        let Geometry { region, is_flipped, n_quarters } =
+            spec.geometry(key, [image.width_px, image.height_px]);
         clock.lap(Stage::Other);
         let size_px = [crop.size_px; 2];
         let full = CropBox::from_size(size_px);
         let mut view = self.resizer.resize_part(image, region, size_px, full, crop.interpolation)?;
         clock.lap(Stage::Resize);
         let side = crop.size_px as usize;
-        if spec.geometry_rng(key, Operation::Flip).chance(geometry_crop.flip_p) {
+        if is_flipped {
             view.chunks_exact_mut(side).for_each(<[f32]>::reverse);
         }
-        if let Some(n_quarters) = geometry_crop.n_quarters(&mut spec.geometry_rng(key, Operation::Rotate)) {
+        if let Some(n_quarters) = n_quarters {
             for plane in view.chunks_exact_mut(side * side) {
                 rotate(plane, side, n_quarters, &mut self.rotated);
             }

@@ -126,7 +126,7 @@ pub fn pixels(images: &ImageSet) -> Result<Table, EvalError> {
 
 /// Returns the error for `images`, none of which can be decoded, with what a few of them have in
 /// common.
-fn no_images(images: &ImageSet) -> EvalError {
+pub(crate) fn no_images(images: &ImageSet) -> EvalError {
     let inspected = images.spread(N_INSPECTED);
     let mut flaws = Vec::new();
     for i in 0..inspected.len() {

@@ -1,5 +1,5 @@
 //! Features of images: extraction, cache, and files in other programs' formats. [`extract`] is the
-//! only file of this crate that runs a network.
+//! only file of this folder that runs a network.
 
 pub(crate) mod cache;
 pub(crate) mod columns;

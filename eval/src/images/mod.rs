@@ -1,18 +1,16 @@
 //! Images of a data set with their classes and the transform that is applied to them.
 
 pub(crate) mod check;
-pub(crate) mod mask;
 pub(crate) mod source;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use augment::{DecodeRules, Image, MultiCrop, PixelFormat, SampleKey, Transform, ViewMaker};
+use augment::{DecodeRules, Image, Mask, MultiCrop, PixelFormat, SampleKey, Transform, ViewMaker};
 use pipeline::shard::image::EncodedImage;
 use rayon::prelude::*;
 
 use crate::EvalError;
 use crate::parallel::try_collect;
-use mask::Mask;
 use source::Source;
 
 /// A set of images with their classes. Images are decoded on demand, so that a set may be larger
@@ -185,6 +183,21 @@ impl ImageSet {
         Ok(self)
     }
 
+    /// Keeps only the images whose `is_kept` is set.
+    pub(crate) fn with_only(mut self, is_kept: &[bool]) -> Self {
+        let mut indices = Vec::new();
+        let mut labels = Vec::new();
+        for (i, is_kept) in is_kept.iter().enumerate() {
+            if *is_kept {
+                indices.push(self.indices[i]);
+                labels.push(self.labels[i]);
+            }
+        }
+        self.indices = indices;
+        self.labels = labels;
+        self
+    }
+
     /// Returns the images that rank `rank` of `world_size` evaluates, which are contiguous.
     pub fn part_of_rank(mut self, rank: usize, world_size: usize) -> Self {
         let n = self.indices.len();
@@ -294,21 +307,48 @@ impl ImageSet {
         let mask = self.decoded_mask(i)?;
         let image = self.decoded(i)?;
         let (Some(mask), Some(image)) = (mask, image) else { return Ok(()) };
-        let [width, height] = image.size_px();
-        let [mask_width, mask_height] = mask.size_px();
-        if [width, height] == [mask_width, mask_height] {
-            return Ok(());
-        }
-        let reason =
-            format!("it has {mask_width} x {mask_height} pixels, but its image has {width} x {height}");
-        Err(self.bad_mask(i, reason))
+        self.check_mask_size(i, &mask, &image)
     }
 
+    /// Checks that `mask`, that of image `i`, has the size of `image`.
+    ///
+    /// # Errors
+    /// [`EvalError::Mask`] if the sizes differ.
+    pub(crate) fn check_mask_size(&self, i: usize, mask: &Mask, image: &Image) -> Result<(), EvalError> {
+        mask.check_size(image.size_px()).map_err(|reason| self.bad_mask(i, reason))
+    }
+
+    /// Returns the mask of image `i` as it is stored, if it has one, and checks that its pixels are
+    /// of the first `n_classes` classes.
+    ///
+    /// # Errors
+    /// [`EvalError::Mask`] if not, and errors of [`ImageSet::mask`].
+    pub(crate) fn checked_mask(&self, i: usize, n_classes: usize) -> Result<Option<Mask>, EvalError> {
+        let Some(mask) = self.decoded_mask(i)? else { return Ok(None) };
+        match mask.check_classes(n_classes) {
+            Ok(()) => Ok(Some(mask)),
+            Err(reason) => Err(self.bad_mask(i, reason)),
+        }
+    }
+
+    /// Returns the encoded mask of image `i`, if it has one.
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] if a shard cannot be read.
+    pub(crate) fn encoded_mask(&self, i: usize) -> Result<Option<Vec<u8>>, EvalError> {
+        Ok(self.source.mask(self.indices[i])?)
+    }
+
+    /// Returns the mask of image `i` as it is stored, if it has one.
+    ///
+    /// # Errors
+    /// Errors of [`ImageSet::mask`].
     fn decoded_mask(&self, i: usize) -> Result<Option<Mask>, EvalError> {
-        let Some(bytes) = self.source.mask(self.indices[i])? else { return Ok(None) };
+        let Some(bytes) = self.encoded_mask(i)? else { return Ok(None) };
         Mask::decode(&bytes).map(Some).map_err(|reason| self.bad_mask(i, reason))
     }
 
+    /// Returns the error of image `i`, whose mask cannot be used for `reason`.
     fn bad_mask(&self, i: usize, reason: String) -> EvalError {
         let (shard, key) = self.describe(i);
         EvalError::Mask { shard: shard.unwrap_or_default(), key, reason }

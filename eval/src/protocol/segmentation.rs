@@ -10,7 +10,7 @@
 //! over whole images; here, images and masks go through the one transform of evaluation, without
 //! augmentation. Pixels of class 255 are ignored.
 
-use augment::ViewRng;
+use augment::{IGNORED_CLASS, ViewRng};
 use kernels::ops::gemm::{Mat, gemm};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -26,10 +26,9 @@ use crate::features::cache::features;
 use crate::features::columns::FeatureKind;
 use crate::features::table::Table;
 use crate::images::ImageSet;
-use crate::images::mask::IGNORED;
 use crate::parallel::try_collect;
 use crate::statistics::outcome::Outcome;
-use crate::statistics::segmented::SegmentationCounts;
+use crate::statistics::segmented::PixelCounts;
 
 /// Name of the protocol and of its number.
 const NAME: &str = "segmentation";
@@ -107,7 +106,7 @@ impl Segmentation {
                 task.progress.advance(rows.len() as u64);
             }
         }
-        let mut confusions = SegmentationCounts::new(n_classes);
+        let mut confusions = PixelCounts::new(n_classes);
         for rows in test.masked.chunks(64) {
             let batch: Result<Vec<_>, EvalError> =
                 rows.par_iter().map(|row| head.confusion(&test, *row)).collect();
@@ -120,7 +119,7 @@ impl Segmentation {
         let counts = Counts { n_train, n_test, n_bad: train.n_bad() + test.n_bad() };
         Ok(Scored {
             metric: NAME.into(),
-            outcome: Outcome::SegmentationCounts(confusions),
+            outcome: Outcome::PixelCounts(confusions),
             details: Value::Null,
             counts: Some(counts),
         })
@@ -181,7 +180,7 @@ impl<'a> Patches<'a> {
 fn highest_class(images: &ImageSet, image: usize) -> Result<Option<u8>, EvalError> {
     images.check_mask(image)?;
     let Some(mask) = images.mask(image)? else { return Ok(None) };
-    Ok(mask.into_iter().filter(|class| *class != IGNORED).max())
+    Ok(mask.into_iter().filter(|class| *class != IGNORED_CLASS).max())
 }
 
 /// The linear layer and the state of AdamW.
@@ -284,7 +283,7 @@ impl Head {
         let mut pixels = self.up.up(&self.logits(&x), c);
         let mut n_pixels = 0;
         for (logits, class) in pixels.chunks_exact_mut(c).zip(mask) {
-            if *class == IGNORED {
+            if *class == IGNORED_CLASS {
                 logits.fill(0.0);
                 continue;
             }
@@ -308,7 +307,7 @@ impl Head {
         let pixels = self.up.up(&self.logits(&self.standardized(patches.table.row(row))), c);
         let mut counts = vec![0; c * c];
         for (logits, class) in pixels.chunks_exact(c).zip(patches.mask(row)?) {
-            if class != IGNORED {
+            if class != IGNORED_CLASS {
                 counts[usize::from(class) * c + crate::statistics::argmax(logits) as usize] += 1;
             }
         }
@@ -342,7 +341,7 @@ mod tests {
             .zip(mask)
             .map(|(logits, class)| {
                 let sum: f64 = logits.iter().map(|v| f64::from(*v).exp()).sum();
-                if *class == IGNORED { 0.0 } else { sum.ln() - f64::from(logits[usize::from(*class)]) }
+                if *class == IGNORED_CLASS { 0.0 } else { sum.ln() - f64::from(logits[usize::from(*class)]) }
             })
             .sum()
     }
@@ -365,7 +364,7 @@ mod tests {
         let mut head = head(c, d, side, size_px);
         let row: Vec<f32> = (0..side * side * d).map(|i| ((i * 29 % 23) as f32 - 11.0) / 8.0).collect();
         let mask: Vec<u8> =
-            (0..size_px * size_px).map(|i| if i % 7 == 0 { IGNORED } else { (i % c) as u8 }).collect();
+            (0..size_px * size_px).map(|i| if i % 7 == 0 { IGNORED_CLASS } else { (i % c) as u8 }).collect();
         let (gradient, n_pixels) = head.gradient(&row, &mask).unwrap();
         assert_eq!(n_pixels, 30);
         for (i, gradient) in gradient.into_iter().enumerate() {

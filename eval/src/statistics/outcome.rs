@@ -2,7 +2,7 @@
 
 use super::Predictions;
 use super::ranked::Ranked;
-use super::segmented::SegmentationCounts;
+use super::segmented::PixelCounts;
 
 /// Result of a protocol on a test set.
 #[derive(Debug, Clone, PartialEq)]
@@ -12,7 +12,7 @@ pub enum Outcome {
     /// A score of each class for each image, which may have several classes.
     Ranked(Ranked),
     /// One class for each pixel.
-    SegmentationCounts(SegmentationCounts),
+    PixelCounts(PixelCounts),
 }
 
 impl Outcome {
@@ -21,7 +21,7 @@ impl Outcome {
         match self {
             Self::Predictions(_) => "accuracy",
             Self::Ranked(_) => "mAP",
-            Self::SegmentationCounts(_) => "mIoU",
+            Self::PixelCounts(_) => "mIoU",
         }
     }
 
@@ -30,7 +30,7 @@ impl Outcome {
         match self {
             Self::Predictions(predictions) => predictions.accuracy(),
             Self::Ranked(ranked) => ranked.mean_average_precision(),
-            Self::SegmentationCounts(counts) => counts.mean_iou(),
+            Self::PixelCounts(counts) => counts.mean_iou(),
         }
     }
 
@@ -40,7 +40,7 @@ impl Outcome {
         match self {
             Self::Predictions(predictions) => predictions.interval(),
             Self::Ranked(ranked) => ranked.interval(),
-            Self::SegmentationCounts(counts) => counts.interval(),
+            Self::PixelCounts(counts) => counts.interval(),
         }
     }
 
@@ -49,7 +49,7 @@ impl Outcome {
         match self {
             Self::Predictions(predictions) => predictions.by_class(),
             Self::Ranked(ranked) => ranked.by_class(),
-            Self::SegmentationCounts(counts) => counts.by_class(),
+            Self::PixelCounts(counts) => counts.by_class(),
         }
     }
 
@@ -61,7 +61,7 @@ impl Outcome {
                 Some(predictions.confusion().into_iter().map(u64::from).collect())
             }
             Self::Ranked(_) => None,
-            Self::SegmentationCounts(counts) => Some(counts.confusion().to_vec()),
+            Self::PixelCounts(counts) => Some(counts.confusion().to_vec()),
         }
     }
 
@@ -70,7 +70,7 @@ impl Outcome {
         match self {
             Self::Predictions(predictions) => predictions.n_classes,
             Self::Ranked(ranked) => ranked.n_classes(),
-            Self::SegmentationCounts(counts) => counts.n_classes(),
+            Self::PixelCounts(counts) => counts.n_classes(),
         }
     }
 

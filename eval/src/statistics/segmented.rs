@@ -1,15 +1,16 @@
-//! Intersection over union of pixel classes.
+//! Intersection over union of pixel classes, and accuracy of pixels.
 //!
 //! ```text
-//! IoU_c = correct pixels of c / (true pixels of c + predicted pixels of c - correct pixels of c)
-//! mIoU  = mean of IoU_c over the classes with at least one true pixel
+//! IoU_c    = correct pixels of c / (true pixels of c + predicted pixels of c - correct pixels of c)
+//! mIoU     = mean of IoU_c over the classes with at least one true pixel
+//! accuracy = correct pixels / true pixels, of all classes
 //! ```
 
 use super::bootstrap;
 
 /// Predicted classes of pixels.
 #[derive(Debug, Clone, PartialEq)]
-pub struct SegmentationCounts {
+pub struct PixelCounts {
     n_classes: usize,
     /// Number of pixels by true and predicted class, `[classes, classes]`.
     confusion: Vec<u64>,
@@ -18,7 +19,7 @@ pub struct SegmentationCounts {
     images: Vec<Vec<(u32, [u64; 3])>>,
 }
 
-impl SegmentationCounts {
+impl PixelCounts {
     /// Returns a result without images.
     pub(crate) fn new(n_classes: usize) -> Self {
         Self { n_classes, confusion: vec![0; n_classes * n_classes], images: Vec::new() }
@@ -55,6 +56,16 @@ impl SegmentationCounts {
         bootstrap::interval(self.images.len(), |counts| self.mean(counts))
     }
 
+    /// Returns the share of pixels whose predicted class is right, in percent.
+    pub fn accuracy(&self) -> f64 {
+        self.share_right(&vec![1; self.images.len()])
+    }
+
+    /// Returns the 95 % bootstrap interval of the accuracy, in percent, by resampling the images.
+    pub fn accuracy_interval(&self) -> [f64; 2] {
+        bootstrap::interval(self.images.len(), |counts| self.share_right(counts))
+    }
+
     /// Returns the intersection over union of each class in percent; `None` for a class without
     /// true pixels.
     pub fn by_class(&self) -> Vec<Option<f64>> {
@@ -88,6 +99,19 @@ impl SegmentationCounts {
         let ious: Vec<f64> = self.ious(counts).into_iter().flatten().collect();
         ious.iter().sum::<f64>() / ious.len().max(1) as f64
     }
+
+    /// Returns the share of right pixels in percent, counting image i `counts[i]` times.
+    fn share_right(&self, counts: &[u32]) -> f64 {
+        let mut n_right = 0;
+        let mut n_pixels = 0;
+        for (classes, count) in self.images.iter().zip(counts) {
+            for (_, [correct, truth, _]) in classes {
+                n_right += correct * u64::from(*count);
+                n_pixels += truth * u64::from(*count);
+            }
+        }
+        100.0 * n_right as f64 / n_pixels.max(1) as f64
+    }
 }
 
 #[cfg(test)]
@@ -96,7 +120,7 @@ mod tests {
 
     #[test]
     fn intersections_and_unions_are_summed_over_images() {
-        let mut counts = SegmentationCounts::new(3);
+        let mut counts = PixelCounts::new(3);
         // Four pixels: three of class 0, one of which is predicted as class 1; one of class 1.
         counts.add(&[2, 1, 0, 0, 1, 0, 0, 0, 0]);
         counts.add(&[4, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -105,5 +129,7 @@ mod tests {
         assert_eq!(counts.confusion()[..5], [6, 1, 0, 0, 1]);
         let [low, high] = counts.interval();
         assert!(low <= counts.mean_iou() && counts.mean_iou() <= high, "{low} {high}");
+        assert_eq!(counts.accuracy(), 100.0 * 7.0 / 8.0);
+        assert_eq!(counts.accuracy_interval(), [75.0, 100.0], "those of either image alone");
     }
 }

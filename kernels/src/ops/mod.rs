@@ -15,6 +15,7 @@
 
 mod attention;
 mod batch_norm;
+mod bilinear;
 mod binary_cross_entropy;
 mod bridge;
 mod cast;
@@ -42,6 +43,7 @@ mod math;
 mod mlp;
 mod number;
 mod part;
+mod pixel_cross_entropy;
 #[cfg(feature = "cube")]
 mod places;
 mod probs;
@@ -63,6 +65,7 @@ mod weights;
 
 pub use attention::{attention, class_attention, keeps_weights};
 pub use batch_norm::{Affine, moments, normalize};
+pub use bilinear::{Taps, bilinear_taps};
 pub use binary_cross_entropy::binary_cross_entropy;
 pub use cast::cast;
 pub use conv::{Window, conv, max_pool};
@@ -83,6 +86,7 @@ pub use low_rank::{LowRank, LowRankGradients, add_low_rank, low_rank_gradients};
 pub use mlp::mlp;
 pub use number::Number;
 pub use part::part;
+pub use pixel_cross_entropy::pixel_cross_entropy;
 pub use probs::{
     balanced, column_sums, exp_rows, largest, log_sum_exp, row_maxima, scaled, scaled_row_sums, sharpness,
     softmax_rows,

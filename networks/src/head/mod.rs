@@ -3,6 +3,7 @@
 pub mod decoder;
 pub mod linear;
 pub mod mlp;
+pub mod pixels;
 pub mod projection;
 pub mod prototypes;
 pub mod unit_prototypes;

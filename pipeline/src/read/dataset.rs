@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::sampling::Sampling;
 use crate::shard::image::{EncodedImage, image_members};
-use crate::shard::{IMAGE_EXTENSIONS, Shard};
+use crate::shard::{IMAGE_EXTENSIONS, MASK_EXTENSIONS, Shard};
 use crate::{PipelineError, Storage};
 
 /// Largest number of images by whose bytes a data set is recognized.
@@ -30,7 +30,7 @@ pub struct Dataset {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SampleId(pub u64);
 
-/// One sample's image, still encoded, and its label.
+/// One sample's image, still encoded, its label, and its mask if it was read with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample {
     /// Index of the sample.
@@ -41,6 +41,16 @@ pub struct Sample {
     pub image: EncodedImage,
     /// The class, if the sample has one.
     pub label: Option<u32>,
+    /// The encoded mask; `None` unless it was read with [`Dataset::read_with_mask`] and the sample
+    /// has one.
+    pub mask: Option<Vec<u8>>,
+}
+
+impl Sample {
+    /// Returns the number of bytes of the image and the mask.
+    pub fn len_bytes(&self) -> u64 {
+        (self.image.len() + self.mask.as_ref().map_or(0, Vec::len)) as u64
+    }
 }
 
 impl Dataset {
@@ -198,6 +208,12 @@ impl Dataset {
         shard.image_bytes(i).unwrap_or(0)
     }
 
+    /// Returns the number of bytes of the encoded mask of sample `id`, if it has one.
+    pub fn mask_bytes(&self, id: SampleId) -> Option<u64> {
+        let (shard, i) = self.locate(id);
+        shard.mask_bytes(i)
+    }
+
     /// Reads sample `id`.
     ///
     /// # Errors
@@ -206,7 +222,16 @@ impl Dataset {
     pub fn read(&self, id: SampleId) -> Result<Sample, PipelineError> {
         let (shard, i) = self.locate(id);
         let image = shard.image(i)?;
-        Ok(Sample { id, key: shard.key(i).to_string(), image, label: shard.label(i)? })
+        Ok(Sample { id, key: shard.key(i).to_string(), image, label: shard.label(i)?, mask: None })
+    }
+
+    /// Reads sample `id` as [`Dataset::read`] does, with its mask if it has one.
+    ///
+    /// # Errors
+    /// As [`Dataset::read`].
+    pub fn read_with_mask(&self, id: SampleId) -> Result<Sample, PipelineError> {
+        let sample = self.read(id)?;
+        Ok(Sample { mask: self.member(id, &MASK_EXTENSIONS)?, ..sample })
     }
 
     /// Returns the class of sample `id`, without its image.

@@ -17,7 +17,7 @@ use crossbeam::channel::{Receiver, Sender, bounded, select, unbounded};
 
 use super::place::Place;
 use super::stats::ReadStats;
-use crate::{Cursor, Dataset, Order, PipelineError, Quarantine, Sample, Share};
+use crate::{Cursor, Dataset, Order, PipelineError, Quarantine, Sample, SampleId, Share};
 
 /// Limits and number of threads of a [`Loader`].
 #[derive(Debug, Clone, Copy)]
@@ -28,11 +28,13 @@ pub struct LoaderConfig {
     pub max_bytes: u64,
     /// Maximum number of global batches that are open at once.
     pub prefetch_batches: u64,
+    /// Whether samples are read with their masks.
+    pub reads_masks: bool,
 }
 
 impl Default for LoaderConfig {
     fn default() -> Self {
-        Self { n_threads: 2, max_bytes: 128 << 20, prefetch_batches: 3 }
+        Self { n_threads: 2, max_bytes: 128 << 20, prefetch_batches: 3, reads_masks: false }
     }
 }
 
@@ -74,6 +76,7 @@ struct Shared {
     quarantine: Arc<Quarantine>,
     max_bytes: u64,
     prefetch_batches: u64,
+    reads_masks: bool,
     stats: ReadStats,
     gate: Mutex<Gate>,
     changed: Condvar,
@@ -131,6 +134,7 @@ impl Loader {
             quarantine,
             max_bytes: config.max_bytes,
             prefetch_batches,
+            reads_masks: config.reads_masks,
             stats: ReadStats::default(),
             gate: Mutex::new(gate),
             changed: Condvar::new(),
@@ -240,9 +244,20 @@ impl Shared {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn place(&self, batch: u64, slot: usize, attempt: u64) -> (Place, crate::SampleId) {
+    fn place(&self, batch: u64, slot: usize, attempt: u64) -> (Place, SampleId) {
         let place = self.order.place(self.share.position(batch, slot), attempt);
         (place, self.dataset.id(place.shard, place.sample))
+    }
+
+    /// Returns the number of bytes that reading a sample brings into memory.
+    fn sample_bytes(&self, id: SampleId) -> u64 {
+        let image_bytes = self.dataset.sample_bytes(id);
+        if self.reads_masks { image_bytes + self.dataset.mask_bytes(id).unwrap_or(0) } else { image_bytes }
+    }
+
+    /// Reads a sample, with its mask if masks are read.
+    fn read(&self, id: SampleId) -> Result<Sample, PipelineError> {
+        if self.reads_masks { self.dataset.read_with_mask(id) } else { self.dataset.read(id) }
     }
 }
 
@@ -271,7 +286,7 @@ fn claim_next_slot(shared: &Arc<Shared>) -> Option<(u64, usize, Permit)> {
             return None;
         }
         if gate.batch < gate.batch_limit {
-            let bytes = shared.dataset.sample_bytes(shared.place(gate.batch, gate.slot, 0).1);
+            let bytes = shared.sample_bytes(shared.place(gate.batch, gate.slot, 0).1);
             if gate.bytes_in_flight == 0 || gate.bytes_in_flight + bytes <= shared.max_bytes {
                 let batch = gate.batch;
                 let slot = gate.slot;
@@ -311,13 +326,13 @@ fn fetch(
             continue;
         }
         let start = Instant::now();
-        match shared.dataset.read(id) {
+        match shared.read(id) {
             Ok(sample) => {
-                shared.stats.add_read(start, sample.image.len() as u64);
+                shared.stats.add_read(start, sample.len_bytes());
                 // A substitute does not wait for room: it replaces a dropped sample, so that at
                 // most one sample per thread exceeds the limit.
                 let permit = permit.unwrap_or_else(|| {
-                    let bytes = sample.image.len() as u64;
+                    let bytes = sample.len_bytes();
                     shared.lock().bytes_in_flight += bytes;
                     Permit { shared: Arc::clone(shared), bytes }
                 });

@@ -153,6 +153,11 @@ impl Shard {
         Some(bands.iter().map(|member| member.len_bytes).sum())
     }
 
+    /// Returns the length of sample `i`'s encoded mask in bytes, if it has one.
+    pub fn mask_bytes(&self, i: usize) -> Option<u64> {
+        self.index.member(i, &MASK_EXTENSIONS).map(|member| member.len_bytes)
+    }
+
     /// Returns the encoded image of sample `i`.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use eval::{F1, MEAN_AVERAGE_PRECISION, TOP_1};
+use eval::{F1, MEAN_AVERAGE_PRECISION, MEAN_IOU, PIXEL_ACCURACY, TOP_1};
 use pipeline::Dataset;
 use pipeline::magic::PNG;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::ReportError;
 use crate::data_url::data_url;
 use crate::gallery::{Gallery, quarantine};
-use crate::picture::workdir::{picture_path, worst_name};
+use crate::picture::workdir::{masks_name, picture_path, worst_name};
 use crate::run::Run;
 use crate::run::metrics::downsample;
 use crate::run::overview::Overview;
@@ -69,6 +69,8 @@ fn html(reports: &[Report], made_at_s: u64) -> String {
         "classifier_metric": TOP_1,
         "multi_label_metric": MEAN_AVERAGE_PRECISION,
         "f1_metric": F1,
+        "mean_iou_metric": MEAN_IOU,
+        "pixel_accuracy_metric": PIXEL_ACCURACY,
         "runs": runs,
         "settings": differing_settings(reports),
     });
@@ -111,6 +113,7 @@ fn run_data(report: &Report, name: String) -> Value {
         "scores": scores,
         "confusions": run.evaluations.confusions,
         "classifiers": classifiers(run),
+        "masks": masks(run),
         "warnings": run.warnings,
         "bad": quarantine::shown_samples(&run.bad, dataset.as_deref(), &folder),
         "n_bad": run.bad.len(),
@@ -126,6 +129,18 @@ fn classifiers(run: &Run) -> Vec<Value> {
         let mut result = json!(classifier);
         let path = picture_path(&run.workdir, &worst_name(&classifier.kind.set));
         result["worst_picture"] = json!(embedded_png(&path));
+        results.push(result);
+    }
+    results
+}
+
+/// Returns the results of the decoder of `run`, each with the picture of its worst images.
+fn masks(run: &Run) -> Vec<Value> {
+    let mut results = Vec::with_capacity(run.evaluations.masks.len());
+    for masks in &run.evaluations.masks {
+        let mut result = json!(masks);
+        let path = picture_path(&run.workdir, &masks_name(&masks.kind.set));
+        result["mask_picture"] = json!(embedded_png(&path));
         results.push(result);
     }
     results

@@ -104,13 +104,15 @@ function settings(kind) {
 const counted = (set, images) => (images ? `${set} (${images.toLocaleString("en")})` : set);
 const fitted = (kind) => (kind.train ? counted(kind.train, kind.train_images) : "–");
 
+// Scores of what a run trains beside its backbone.
+const ownMetrics = [data.classifier_metric, data.multi_label_metric, data.f1_metric, data.mean_iou_metric, data.pixel_accuracy_metric];
+
 function scores() {
   const kinds = [];
   for (const run of runs) for (const { kind } of run.scores) if (!kinds.some((other) => sameKind(other, kind))) kinds.push(kind);
   if (kinds.length === 0) return [];
-  // The score of a run's own classifier comes first.
-  const own = [data.classifier_metric, data.multi_label_metric, data.f1_metric];
-  const others = (kind) => Number(!own.includes(kind.metric));
+  // The scores of what a run itself trains come first.
+  const others = (kind) => Number(!ownMetrics.includes(kind.metric));
   kinds.sort((a, b) => others(a) - others(b) || a.set.localeCompare(b.set) || a.metric.localeCompare(b.metric, "en", { numeric: true }));
   const of = (run, kind) => (run.scores.find((score) => sameKind(score.kind, kind)) || { points: [] }).points;
   const moving = kinds.filter((kind) => runs.some((run) => of(run, kind).length > 1));
@@ -143,14 +145,20 @@ function scores() {
   ];
 }
 
+// Whether a confusion counts pixels, not images.
+const countsPixels = (confusion) => confusion.kind.measure === "mIoU";
+
 function matrix(confusion) {
   const { classes, matrix: counts, by_class: accuracies } = confusion;
-  const head = el("tr", {}, el("th"), ...classes.map((name) => el("th", {}, name)), el("th", {}, "%"));
+  const isOfPixels = countsPixels(confusion);
+  const head = el("tr", {}, el("th"), ...classes.map((name) => el("th", {}, name)), el("th", {}, isOfPixels ? "IoU in %" : "%"));
   const rows = counts.map((row, i) => {
     const total = row.reduce((a, b) => a + b, 0);
     const cells = row.map((count, j) => {
-      const cell = el("td", { title: `${classes[i]} taken for ${classes[j]}: ${count} of ${total}` }, count ? String(count) : "");
       const share = total ? count / total : 0;
+      // Numbers of pixels are long: their shares of a class are shown.
+      const shown = isOfPixels ? percent(100 * share) : String(count);
+      const cell = el("td", { title: `${classes[i]} taken for ${classes[j]}: ${count} of ${total}` }, count ? shown : "");
       cell.style.background = i === j ? `rgb(44 138 75 / ${share})` : `rgb(194 59 59 / ${Math.min(1, 2 * share)})`;
       return cell;
     });
@@ -162,7 +170,7 @@ function matrix(confusion) {
 
 function confusedPairs(confusion) {
   const rows = confusion.pairs.map(([label, predicted, count]) => [confusion.classes[label], confusion.classes[predicted], String(count)]);
-  return table(["class", "taken for", "images"], rows, [2]);
+  return table(["class", "taken for", countsPixels(confusion) ? "pixels" : "images"], rows, [2]);
 }
 
 function confusions(run) {
@@ -172,10 +180,10 @@ function confusions(run) {
   const choice = el("select", { "aria-label": "score" }, ...run.confusions.map((c, i) => el("option", { value: i }, title(c))));
   const show = () => { const c = run.confusions[choice.value]; place.replaceChildren(c.matrix ? matrix(c) : confusedPairs(c)); };
   choice.addEventListener("change", show);
-  // The score of the run's own classifier, or else the one that is usually quoted.
-  const find = (metric) => run.confusions.findIndex((c) => c.kind.metric === metric);
-  const own = find(data.classifier_metric);
-  choice.value = Math.max(0, own >= 0 ? own : find("knn_20"));
+  // The score of what the run itself trains, or else the one that is usually quoted.
+  const own = run.confusions.findIndex((c) => ownMetrics.includes(c.kind.metric));
+  const usual = run.confusions.findIndex((c) => c.kind.metric === "knn_20");
+  choice.value = Math.max(0, own >= 0 ? own : usual);
   show();
   return [choice, place];
 }
@@ -246,6 +254,19 @@ function worstImages(run) {
       table(["image", "class", "predicted", "its probability in %", "loss", "shard"], rows, [3, 4]))];
   };
   return [el("p", { class: "note" }, "The images of the test set on which the classifier has the largest loss, the largest first. Wrong labels are often among them."), ...shown.map(list)];
+}
+
+function masks(run) {
+  const shown = run.masks.filter((of) => of.worst_masks.length > 0);
+  if (shown.length === 0) return null;
+  const words = (text) => el("div", { class: "words" }, text);
+  const list = (of) => {
+    const rows = of.worst_masks.map((image) => [words(image.key), image.accuracy.toFixed(1), words(image.shard || "–")]);
+    const picture = of.mask_picture ? el("div", { class: "scroll" }, el("img", { src: of.mask_picture, alt: `images of ${of.kind.set} beside their true and predicted classes` })) : null;
+    return [picture, el("details", {}, el("summary", {}, `${setAndStep(of)}: ${of.worst_masks.length.toLocaleString("en")} images`),
+      table(["image", "right pixels in %", "shard"], rows, [1]))];
+  };
+  return [el("p", { class: "note" }, "The images of the test set of which the smallest share of pixels is labeled correctly, each beside its true and its predicted classes. Wrong masks are often among them."), ...shown.map(list)];
 }
 
 const gallery = (name, note, legend) => perRun((run) => {
@@ -343,6 +364,7 @@ section("confusions", "Confusion", perRun(confusions));
 section("classes", "Classes", perRun(classScores));
 section("calibration", "Calibration", perRun(calibrations));
 section("worst", "Worst images", perRun(worstImages));
+section("masks", "Masks", perRun(masks));
 section("patches", "Patch features", gallery("patches", patchNote));
 section("attention", "Attention", gallery("attention", attentionNote));
 section("neighbors", "Nearest neighbors", gallery("neighbors", neighborNote, neighborLegend));

@@ -2,6 +2,7 @@
 
 mod canvas;
 pub mod histogram;
+mod masks;
 pub mod sheets;
 pub(crate) mod tiles;
 pub mod workdir;

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use eval::{ClassifiedImage, FeatureSet, ImageSet, Table};
+use eval::{ClassifiedImage, FeatureSet, ImageSet, MaskPicture, Table};
 use pipeline::Dataset;
 use trainer::Plan;
 use trainer::run::events::Events;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::masks::mask_sheet;
 use super::sheets::{classified_sheet, contact_sheet, neighbor_sheet};
 use crate::ReportError;
 
@@ -43,10 +44,21 @@ pub fn draw_neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>) -> 
 }
 
 /// Returns the name, without `.png`, of the picture of the images of the set called `set` on which
-/// a classifier has the largest losses: `worst-sets-val` of `sets/val`. Names that could be taken
-/// for one another so, such as `a-b` and `a/b`, get a hash.
+/// a classifier has the largest losses: `worst-sets-val` of `sets/val`.
 pub fn worst_name(set: &str) -> String {
-    let mut words = String::from("worst-");
+    set_picture("worst", set)
+}
+
+/// Returns the name, without `.png`, of the picture of the images of the set called `set` of which
+/// a decoder labels the smallest shares of pixels correctly: `masks-sets-val` of `sets/val`.
+pub fn masks_name(set: &str) -> String {
+    set_picture("masks", set)
+}
+
+/// Returns the name of the picture `kind` of the set called `set`. Names that could be taken for
+/// one another so, such as those of `a-b` and `a/b`, get a hash.
+fn set_picture(kind: &str, set: &str) -> String {
+    let mut words = format!("{kind}-");
     let mut is_unique = set.matches('/').count() <= 1;
     for (index, character) in set.chars().enumerate() {
         if index == MOST_SET_CHARS {
@@ -80,6 +92,17 @@ pub fn draw_worst(
     Ok(path)
 }
 
+/// Draws `pictures`, images of the set called `set` beside their true and predicted classes, into
+/// the file that [`masks_name`] names. Returns the path.
+///
+/// # Errors
+/// [`ReportError::Picture`].
+pub fn draw_masks(workdir: &Path, set: &str, pictures: &[MaskPicture]) -> Result<PathBuf, ReportError> {
+    let path = picture_path(workdir, &masks_name(set));
+    mask_sheet(&path, set, pictures)?;
+    Ok(path)
+}
+
 /// Adds the picture `name` of `workdir`, if it exists, to the run's TensorBoard events; warns if
 /// that fails.
 pub fn add_to_events(workdir: &Path, name: &str, step: u64) {
@@ -99,6 +122,7 @@ mod tests {
     fn pictures_are_named_by_their_set() {
         assert_eq!(worst_name("sets/val"), "worst-sets-val");
         assert_eq!(worst_name("val.2024_b"), "worst-val.2024_b");
+        assert_eq!(masks_name("sets/val"), "masks-sets-val");
         let long = "x".repeat(300);
         let sets = ["a/b", "a-b", "a b", "a/b/c", "a/b-c", "../../etc", "", "ä", "ö", long.as_str()];
         let mut names: Vec<String> = sets.iter().map(|set| worst_name(set)).collect();

@@ -1,6 +1,6 @@
 //! Summary of a run in one line.
 
-use eval::{CLASSIFIER_METRICS, TOP_1};
+use eval::{CLASSIFIER_METRICS, MEAN_IOU, TOP_1};
 use pipeline::words::{counted, thousands};
 use serde::Serialize;
 use serde_json::Value;
@@ -133,6 +133,9 @@ fn score_name(metric: &str) -> String {
     if metric == TOP_1 {
         return "top-1".into();
     }
+    if metric == MEAN_IOU {
+        return "mIoU".into();
+    }
     if let Some(k) = metric.strip_prefix("knn_loo_") {
         return format!("leave-one-out k-NN ({k})");
     }
@@ -199,15 +202,15 @@ fn collapsed(run: &Run) -> bool {
 }
 
 /// Returns the highest score of one kind of the run's evaluations, or else of its probe, with the
-/// first and the last of the kind: of the classifier that the run trains, of [`USUAL`], or else of
-/// an accuracy, fitted on other images than those it is measured on, on the most images; the kind
-/// that was scored most often if there are several.
+/// first and the last of the kind: of what the run trains beside its backbone, of [`USUAL`], or
+/// else of an accuracy, fitted on other images than those it is measured on, on the most images;
+/// the kind that was scored most often if there are several.
 fn best(run: &Run) -> Option<Best> {
     // What needs no labels is not compared with what does.
     let percentages = run.evaluations.scores.iter().filter(|(kind, _)| SCORES.contains(&kind.measure));
     let highest = percentages.max_by_key(|(kind, scores)| {
         (
-            CLASSIFIER_METRICS.contains(&kind.metric.as_str()),
+            CLASSIFIER_METRICS.contains(&kind.metric.as_str()) || kind.metric == MEAN_IOU,
             kind.metric == USUAL,
             kind.measure == "accuracy",
             kind.train != kind.set,
@@ -285,7 +288,7 @@ mod tests {
         );
         assert!(Best::of_points("knn_20", "cifar", String::new(), &[]).is_none());
         assert_eq!(score_name("knn_loo_10"), "leave-one-out k-NN (10)");
-        assert_eq!(score_name("top1"), "top-1");
+        assert_eq!([score_name("top1"), score_name("miou")], ["top-1", "mIoU"]);
         let linear = Best::of_points("linear_honest", "", String::new(), &[(5, 50.0)]).unwrap();
         assert_eq!(linear.words, "linear honest 50.0 % at step 5");
     }

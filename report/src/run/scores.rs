@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use eval::CLASSIFIER_METRICS;
-use eval::row::{ClassifierDetails, EVALUATIONS, EvaluationRow};
+use eval::row::{ClassifierDetails, EVALUATIONS, EvaluationRow, MaskDetails};
+use eval::{CLASSIFIER_METRICS, MEAN_IOU};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -94,6 +94,16 @@ pub(crate) struct ClassScore {
     pub(crate) value: f64,
 }
 
+/// Evaluation of a network that labels pixels on a test set at the step that is the result of the
+/// run, or else the newest.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct MaskResult {
+    pub(crate) kind: Kind,
+    pub(crate) step: u64,
+    #[serde(flatten)]
+    pub(crate) details: MaskDetails,
+}
+
 /// All scores of a run.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Evaluations {
@@ -102,6 +112,8 @@ pub(crate) struct Evaluations {
     pub(crate) confusions: Vec<Confusion>,
     /// Calibration and worst images of the classifier that the run trains, by test set.
     pub(crate) classifiers: Vec<ClassifierResult>,
+    /// Worst images of the decoder that the run trains, by test set.
+    pub(crate) masks: Vec<MaskResult>,
 }
 
 impl Evaluations {
@@ -117,6 +129,7 @@ impl Evaluations {
         }
         let mut confusions = Vec::new();
         let mut classifiers = Vec::new();
+        let mut masks = Vec::new();
         for (kind, rows) in &by_kind {
             let of_result = rows.get_key_value(&result_step);
             let Some((step, (_, row))) = of_result.or_else(|| rows.iter().next_back()) else { continue };
@@ -126,6 +139,11 @@ impl Evaluations {
             {
                 let by_class = class_scores(row);
                 classifiers.push(ClassifierResult { kind: kind.clone(), step: *step, by_class, details });
+            }
+            if kind.metric == MEAN_IOU
+                && let Ok(details) = serde_json::from_value(row.details.clone())
+            {
+                masks.push(MaskResult { kind: kind.clone(), step: *step, details });
             }
             // Evaluations with several labels per image have no confusions.
             if row.confusion.is_none() && row.confused.as_ref().is_none_or(Vec::is_empty) {
@@ -153,7 +171,7 @@ impl Evaluations {
             }
             scores.insert(kind, scored);
         }
-        Ok(Self { scores, confusions, classifiers })
+        Ok(Self { scores, confusions, classifiers, masks })
     }
 }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use eval::CLASSIFIER_METRICS;
+use eval::{CLASSIFIER_METRICS, MEAN_IOU};
 use pipeline::words::counted;
 use serde::Serialize;
 use trainer::Plan;
@@ -247,12 +247,13 @@ impl SeedScore {
     }
 }
 
-/// Returns what the scores called `metric` are ordered by: the score of a classifier that a run
-/// trains comes first; then the name, and the number at its end, so that `knn_20` comes before
-/// `knn_100`.
+/// Returns what the scores called `metric` are ordered by: the score of a classifier or a decoder
+/// that a run trains comes first; then the name, and the number at its end, so that `knn_20` comes
+/// before `knn_100`.
 fn metric_order(metric: &str) -> (bool, &str, u64) {
     let name = metric.trim_end_matches(|c: char| c.is_ascii_digit());
-    (!CLASSIFIER_METRICS.contains(&metric), name, metric[name.len()..].parse().unwrap_or(0))
+    let is_own = CLASSIFIER_METRICS.contains(&metric) || metric == MEAN_IOU;
+    (!is_own, name, metric[name.len()..].parse().unwrap_or(0))
 }
 
 /// Returns the column of `kind`, whose label distinguishes it from the others of `kinds`.

@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::server::{Metric, RunId, Server};
 use crate::ReportError;
-use crate::picture::workdir::worst_name;
+use crate::picture::workdir::{masks_name, worst_name};
 use crate::run::Run;
 use crate::run::scores::named_scores;
 
@@ -29,7 +29,7 @@ const PLAN: &str = "plan.toml";
 /// Name of the report among [`FILES`].
 const REPORT: &str = "report.html";
 
-/// Files that are uploaded once a run has ended, with the pictures of its classifiers.
+/// Files that are uploaded once a run has ended, with the pictures of its classifier or decoder.
 const FILES: [&str; 4] = [PLAN, REPORT, "views.png", "neighbors.png"];
 
 /// Sender of runs to an experiment on a server.
@@ -158,8 +158,8 @@ impl Tracker {
         })
     }
 
-    /// Sends the [`FILES`] and the pictures of classifiers that are new or have changed; returns
-    /// whether it sent any.
+    /// Sends the [`FILES`] and the pictures of the classifier or the decoder that are new or have
+    /// changed; returns whether it sent any.
     fn send_files(&self, sent: &mut Sent, run: &Run) -> bool {
         let mut sent_any = false;
         let shards = &run.status.plan.recipe.data.shards;
@@ -167,6 +167,9 @@ impl Tracker {
         let mut names: Vec<String> = Vec::from(FILES.map(String::from));
         for classifier in &run.evaluations.classifiers {
             names.push(format!("{}.png", worst_name(&classifier.kind.set)));
+        }
+        for masks in &run.evaluations.masks {
+            names.push(format!("{}.png", masks_name(&masks.kind.set)));
         }
         names.dedup();
         for name in &names {

@@ -39,6 +39,7 @@ from lejepa import lejepa
 from mae import mae
 from mocov3 import moco
 from numbers_by_name import check_chacha
+from segmentation import segmentation
 from simclr import simclr
 from swav import swav
 from vicreg import vicreg
@@ -79,6 +80,9 @@ def runs(paths, folder: str) -> dict:
         "classification_adapter": lambda: classification("classification", 0, rank=2, alpha=0.4),
         # Images with several classes, one or none.
         "classification_several": lambda: classification("classification", 4, has_several=True),
+        # Written out: most training code has batch normalization in its decoders.
+        "segmentation_linear": lambda: segmentation("segmentation", "linear"),
+        "segmentation_conv": lambda: segmentation("segmentation", "conv"),
         "dinov2_shared": lambda: dinov2(paths, "dinov2_shared", False, "centering", 0.02, {}),
         "dinov2_apart": lambda: dinov2(paths, "dinov2_apart", True, "sinkhorn_knopp", 0.005, {
             "ffn_layer": "swiglufused", "num_register_tokens": 2, "interpolate_offset": 0.0, "interpolate_antialias": True}),

@@ -101,15 +101,21 @@ class Run:
         self.steps = steps
         #: Seconds that the call took.
         self.seconds = seconds
-        #: Percentage of the validation images that is classified correctly, and its interval, after `finetune`.
+        #: Percentage of the validation images that is classified correctly, after `finetune`; None for masks.
         self.top1 = None
+        #: Mean intersection over union of classes of pixels, in percent, after `finetune` with masks.
+        self.miou = None
+        #: Bounds of the middle 95 % of resampled validation sets, of `top1`, `miou` or `mean_average_precision`.
         self.interval = None
         #: Mean average precision and F1 in percent, in place of `top1`, if an image may have several classes.
         self.mean_average_precision = None
         self.f1 = None
+        #: Percentage of the pixels that is labeled correctly, after `finetune` with masks.
+        self.pixel_accuracy = None
         #: Number of steps after which the scored weights are the best, after `finetune` with `run.patience`.
         self.best_step = None
-        #: `top1` and `interval` on the images of `"--test-shards"`, as a dictionary, after `finetune` with that flag.
+        #: The scores on the images of `"--test-shards"`, such as `top1` and `interval`, as a dictionary, after
+        #: `finetune` with that flag.
         self.test = None
         #: Scores of the features before and after training, by metric, after `finetune` with `"--baseline"`.
         self.baseline = None
@@ -172,7 +178,9 @@ def finetune(weights, images, validation, workdir, *flags, recipe="finetune", se
     class, or shards, or lists of them; with None for `validation`, a tenth of `images` is held out. The run has the
     percentage of the validation images that is classified correctly, `run.top1`, and the bounds of the middle 95 % of
     resampled sets, `run.interval`. With several classes per image (`settings={"method.loss": "binary_cross_entropy"}`),
-    it has `run.mean_average_precision` and `run.f1` instead of `run.top1`. Everything else is as in `pretrain`.
+    it has `run.mean_average_precision` and `run.f1` instead of `run.top1`. With the recipe `"segment"`, both are shards
+    of images with masks, and the run has `run.miou` instead, and `run.pixel_accuracy`. Everything else is as in
+    `pretrain`.
     """
     command = ["finetune", "--recipe", recipe, "--workdir", workdir, "--json", *flags]
     command += ["--shards", *paths_of(images, "images")]
@@ -185,6 +193,8 @@ def finetune(weights, images, validation, workdir, *flags, recipe="finetune", se
     run.top1 = result.get("top1")
     run.mean_average_precision = result.get("mAP")
     run.f1 = result.get("F1")
+    run.miou = result.get("miou")
+    run.pixel_accuracy = result.get("pixel_accuracy")
     run.interval = result["interval"]
     run.best_step = result.get("best_step")
     run.test = result.get("test")

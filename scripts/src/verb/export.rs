@@ -1,4 +1,5 @@
-//! `ocelli export`: writes a backbone, or a classifier, for other programs, with a model card.
+//! `ocelli export`: writes a backbone, with its classifier or decoder, for other programs, with a
+//! model card.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -42,7 +43,7 @@ pub(crate) struct Args {
     /// in f32.
     #[arg(long, default_value = "f32")]
     precision: Precision,
-    /// Leave out the classifier of a run of `ocelli finetune`.
+    /// Leave out the classifier or the decoder of a run.
     #[arg(long)]
     backbone_only: bool,
     /// Return probabilities of classes instead of logits (ONNX only). They are the softmax of the
@@ -76,6 +77,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let mut backbone = args.weights.settings(args.network.as_deref()).open_backbone(&args.checkpoint)?;
     if args.backbone_only {
         backbone.classifier = None;
+        backbone.decoder = None;
     }
     check_probabilities(args, format, &backbone)?;
     let mut card = model_card(&args.checkpoint, &backbone)?;
@@ -175,7 +177,7 @@ pub(crate) fn export_requested(workdir: &Path, requested: Option<Format>) -> any
 fn export_beside(workdir: &Path, format: Format) -> anyhow::Result<PathBuf> {
     let backbone = Backbone::open(workdir, &Hints::default())?;
     let card = model_card(workdir, &backbone)?;
-    let path = path_in_run(workdir, format, backbone.classifier.is_some());
+    let path = path_in_run(workdir, format, backbone.head());
     backbone.export(&path, &ExportSettings::replacing(format), &card)?;
     note_epsilon(format, &backbone.model);
     Ok(path)

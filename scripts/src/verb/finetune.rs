@@ -1,5 +1,6 @@
-//! `ocelli finetune`: trains a classifier on labeled shards, from weights of any library, and
-//! scores it on others while it trains and at its end. The same command continues a run.
+//! `ocelli finetune`: trains a classifier on labeled shards, or a decoder of pixels on shards with
+//! masks, from weights of any library, and scores it on others while it trains and at its end. The
+//! same command continues a run.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,16 +16,17 @@ use pipeline::words::{counted, thousands};
 use serde_json::{Value, json};
 use session::{
     Classifier, Fitted, Initial, NetworkSettings, Session, ValidationProbe, classified_images,
-    initial_preprocessing,
+    initial_preprocessing, trained_head,
 };
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
 use trainer::run::status::Status;
 use trainer::{Plan, Recipe};
-use weights::{Format, Preprocessing};
+use weights::{Format, HeadKind, Preprocessing};
 
 use super::export::{check_format, export_requested};
 use super::report::write_or_warn;
+use super::segment;
 use crate::before_after::FeatureScores;
 use crate::cluster::compute;
 use crate::console::say;
@@ -36,7 +38,8 @@ use crate::progress::{Activity, StageBar};
 use crate::recipes::SetKeys;
 use crate::run_end::{EndedRun, print_scores};
 use crate::training::{
-    Probes, Trained, load_recipe, print_bad_samples, print_done, print_stopped, probe_bar, train_session,
+    Probes, Trained, describe_best, load_recipe, print_bad_samples, print_early_end, print_stopped,
+    print_validated, probe_bar, train_session,
 };
 
 /// Key of the size of views that are listed one by one.
@@ -59,31 +62,32 @@ pub(crate) struct Args {
     checkpoint: Option<PathBuf>,
     /// Labeled shards or folders to train on, instead of the recipe's. A folder has one sub-folder
     /// per class; shards have classes as for `ocelli probe`. An image may have several with `--set
-    /// method.loss=binary_cross_entropy`.
+    /// method.loss=binary_cross_entropy`. The recipe segment takes shards of images with masks:
+    /// members seg.png, mask.png or output.png.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
     /// Labeled shards to validate on [default: part of --shards]. Folders will do, too; without
     /// any, a tenth of the training images is held out. Their classes are those of the training
-    /// images. The classifier is scored on them while it trains, every
-    /// run.probe_every_steps steps, and at its end; run.patience ends a run that does not become
-    /// better. data.validation sets the share that is held out without them.
+    /// images; the recipe segment takes shards with masks. The network is scored on them while it
+    /// trains, every run.probe_every_steps steps, and at its end; run.patience ends a run that does
+    /// not become better. data.validation sets the share that is held out without them.
     #[arg(long, value_name = "SHARDS", num_args = 1..)]
     val_shards: Vec<String>,
-    /// Labeled shards or folders to score the classifier on once, at the end. Nothing is chosen by
-    /// their score.
+    /// Labeled shards or folders to score on once, at the end. Nothing is chosen by their score.
     #[arg(long, value_name = "SHARDS", num_args = 1..)]
     test_shards: Vec<String>,
     /// Folder for the plan, metrics and checkpoints. If it already holds a run, the run resumes.
     #[arg(long)]
     workdir: PathBuf,
-    /// Recipe: a name, such as finetune or classify_cifar, or a file.
+    /// Recipe: a name, such as finetune or segment, or a file.
     #[arg(long, default_value = "finetune")]
     recipe: String,
     /// Override a recipe value: `--set optim.batch_size=32`. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// Export the classifier after the last step, into the folder export-FORMAT of the work
-    /// directory: safetensors, timm, torchvision, transformers or onnx.
+    /// directory: safetensors, timm, torchvision, transformers or onnx. A network that labels
+    /// pixels is exported as safetensors or onnx.
     #[arg(long, value_name = "FORMAT")]
     export: Option<Format>,
     /// Also score features before and after training. The weights that the run began with and its
@@ -105,7 +109,8 @@ pub(crate) struct Args {
     inject_fault: Option<Fault>,
     /// Print a line of JSON at the end: steps, seconds, workdir, top1, interval. With --export it
     /// also has export, with --baseline baseline, with --test-shards test, and with run.patience
-    /// best_step. If an image may have several classes, mAP and F1 are in place of top1.
+    /// best_step. If an image may have several classes, mAP and F1 are in place of top1; for masks,
+    /// miou, by_class and pixel_accuracy are.
     #[arg(long)]
     json: bool,
 }
@@ -119,10 +124,17 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         lengthen: args.lengthen,
     };
     let mut recipe = load_recipe(&args.recipe, &args.overrides, &args.shards, &args.workdir, &initial)?;
-    if recipe.method.classes().is_none() {
+    let Some(head) = trained_head(&recipe) else {
         bail!(
             "recipe {} trains without labels, as `ocelli pretrain` does: to train a classifier, pass \
-             --recipe finetune, or leave it out",
+             --recipe finetune, or leave it out; to label pixels, pass --recipe segment",
+            recipe.name
+        );
+    };
+    if head == HeadKind::Decoder && args.baseline {
+        bail!(
+            "--baseline scores features by the classes of images, and recipe {} learns from masks: leave it \
+             out, and score features by `ocelli probe --protocol segmentation`",
             recipe.name
         );
     }
@@ -150,6 +162,18 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         stop: Arc::default(),
         started: start,
     };
+    if head == HeadKind::Decoder {
+        let request = segment::Request {
+            workdir: &args.workdir,
+            val_shards: &args.val_shards,
+            test_shards: &args.test_shards,
+            device: args.compute.device,
+            export: args.export,
+            json: args.json,
+            start,
+        };
+        return segment::run(session, &request, storage);
+    }
     let mut scored: Option<ScoredImages> = None;
     let Trained { plan, outcome, dataset } = train_session(session, storage, |fitted| {
         // Before the first step, so that classes that do not fit are told in time.
@@ -171,9 +195,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let Some(scored) = scored else { return Ok(ExitCode::SUCCESS) };
     print_bad_samples(&args.workdir);
     let status = Status::read(&args.workdir)?;
-    if let Some(words) = &status.early_end {
-        say(format!("note: the run {words}; a larger run.patience continues it"));
-    }
+    print_early_end(&status);
     let device = args.compute.device.open(0)?.device;
     let classifier = Classifier::open(&args.workdir, &NetworkSettings::default(), &device)?;
     let step = classifier.network.step().unwrap_or_default();
@@ -243,12 +265,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             line["best_step"] = json!(step);
         }
         out!("{line}");
-    } else if status.early_end.is_some() {
-        let steps = counted(plan.total_steps, "step");
-        let checkpoints = args.workdir.join("checkpoints");
-        out!("{} of {steps} done; checkpoints in {}", thousands(status.step), checkpoints.display());
     } else {
-        print_done(&plan, &args.workdir);
+        print_validated(&status, &plan, &args.workdir);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -278,7 +296,7 @@ fn choose_validation(args: &Args, recipe: &mut Recipe) -> anyhow::Result<()> {
     if let Ok(run) = Status::read(&args.workdir) {
         let began = &run.plan.recipe;
         let began_without = began.data.validation.is_none_or(|share| share == 0.0);
-        if began.method.classes().is_some() && began_without {
+        if trained_head(began).is_some() && began_without {
             bail!("the run in {} started with --val-shards: give them as before", args.workdir.display());
         }
     }
@@ -411,18 +429,6 @@ fn add_scores(line: &mut Value, classified: &Classified) {
         None => line[TOP_1] = json!(classified.outcome.value()),
     }
     line["interval"] = json!(classified.outcome.interval());
-}
-
-/// Says which weights are scored, those after `step` steps, of a run that keeps its best ones.
-fn describe_best(status: &Status, step: u64) -> Option<String> {
-    let validations = status.validations.as_ref().filter(|validations| validations.patience.is_some())?;
-    Some(format!(
-        "weights after {} of {}, the best of {} by {}",
-        thousands(step),
-        counted(status.plan.total_steps, "step"),
-        counted(validations.numbers.len() as u64, "validation"),
-        validations.score
-    ))
 }
 
 /// Prints the share of `images` that are classified correctly, or the mean average precision and

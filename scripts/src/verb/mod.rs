@@ -13,6 +13,7 @@ pub(crate) mod quickstart;
 pub(crate) mod recipe;
 pub(crate) mod report;
 pub(crate) mod runs;
+mod segment;
 pub(crate) mod shards;
 pub(crate) mod shell;
 pub(crate) mod track;

@@ -124,7 +124,15 @@ pub fn measure_views(
     let batch_size = settings.batch_size;
     let quarantine = open_quarantine(settings)?;
     let loader = LoaderConfig::default();
-    let config = StreamConfig { views, seed: 0, window_shards: WINDOW_SHARDS, n_threads, rules, loader };
+    let config = StreamConfig {
+        views,
+        seed: 0,
+        window_shards: WINDOW_SHARDS,
+        n_threads,
+        rules,
+        n_pixel_classes: None,
+        loader,
+    };
     let mut pool = stream(dataset, config, Share::solo(batch_size)?, Cursor(0), quarantine);
     let mut queues = Queues::default();
     let mut n_batches = 0u64;

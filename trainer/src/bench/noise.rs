@@ -1,27 +1,46 @@
 //! Batches of noise, for measurements without a data path.
 
-use augment::{Batch, Depth, MultiCrop, PixelFormat, SoftLabel, ViewRng, Views};
+use augment::{Batch, Depth, GroupSpec, IGNORED_CLASS, MultiCrop, PixelFormat, SoftLabel, ViewRng, Views};
 use ranks::topology::Topology;
 
 /// Creates a batch of noise for `multicrop`, of pixels of `format`. Its images are of two classes
-/// in turn, for methods that learn from labels, and every fifth has equal shares of both.
+/// in turn, for methods that learn from labels, and every fifth has equal shares of both. So are
+/// squares of its pixels, for methods that learn from masks.
 pub fn noise_batch(multicrop: &MultiCrop, format: PixelFormat, n_samples: usize, seed: u64) -> Batch {
     let mut rng = ViewRng::from_words([seed, 0x6e6f_6973_6500_0000, 0, 0]);
     let mut samples = Vec::with_capacity(n_samples);
     let mut labels: Vec<SoftLabel> = Vec::with_capacity(n_samples);
     for index in 0..n_samples {
         let mut groups = Vec::new();
+        let mut masks = Vec::new();
         for group in multicrop.groups() {
             let n_pixels = group.n_views * (group.size_px * group.size_px) as usize;
             groups.push(noise(&mut rng, format, n_pixels));
+            masks.push(squares(index, group));
         }
-        samples.push(Views { groups });
+        samples.push(Views { groups, masks });
         labels.push(match index % 5 {
             4 => vec![(0, 0.5), (1, 0.5)],
             _ => vec![(index as u32 % 2, 1.0)],
         });
     }
     Batch { index: 0, samples, labels, sample_ids: (0..n_samples as u64).collect() }
+}
+
+/// Draws squares of two classes, a third as large as the views, for the views of image `index`, and
+/// a line of pixels that do not count, which is longer in later images.
+fn squares(index: usize, group: GroupSpec) -> Vec<u8> {
+    let side = group.size_px as usize;
+    let mut mask = Vec::with_capacity(group.n_views * side * side);
+    for view in 0..group.n_views {
+        for y in 0..side {
+            for x in 0..side {
+                let square = 3 * x / side + 3 * y / side + index + view;
+                mask.push(if y == 0 && x <= index % side { IGNORED_CLASS } else { (square % 2) as u8 });
+            }
+        }
+    }
+    mask
 }
 
 /// Selects the images of a global batch of noise that belong to a rank, with their labels.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use augment::{Batch, SoftLabel};
+use augment::{Batch, SoftLabel, ViewMasks};
 use burn_tensor::{Device, Distribution, Tensor};
 use kernels::device::host::to_host;
 use networks::backbone::Readout;
@@ -48,6 +48,16 @@ impl WholeBatch<'_> {
         let mut micro_batches = Vec::with_capacity(n);
         for images in self.images().chunks(BATCH / n) {
             micro_batches.push(images.iter().map(|image| batch.labels[*image].clone()).collect());
+        }
+        micro_batches
+    }
+
+    /// Returns the classes of the pixels of the images of each micro-batch.
+    fn masks(&self, batch: &Batch) -> Vec<Vec<ViewMasks>> {
+        let n = self.plan.n_micro_batches();
+        let mut micro_batches = Vec::with_capacity(n);
+        for images in self.images().chunks(BATCH / n) {
+            micro_batches.push(images.iter().map(|image| batch.samples[*image].masks.clone()).collect());
         }
         micro_batches
     }
@@ -236,10 +246,12 @@ impl WholeBatch<'_> {
         let (leaves, tracked) = self.trained_outputs(batch, &spec, true);
         let score = |name: &str, x: Tensor<3>| self.score(name, x);
         let labels = self.labels(batch);
+        let masks = self.masks(batch);
         let outputs = BatchOutputs {
             trained: &untracked,
             others: &others,
             labels: &labels,
+            masks: &masks,
             columns: None,
             score: &score,
         };

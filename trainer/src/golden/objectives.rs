@@ -60,7 +60,8 @@ fn loss_and_gradient(
     let comm = Communicator::solo();
     let tracked = x.clone().autodiff().require_grad();
     let detached = [head_outputs(name, x)];
-    let batch = BatchOutputs { trained: &detached, others: &[], labels: &[], columns: None, score };
+    let batch =
+        BatchOutputs { trained: &detached, others: &[], labels: &[], masks: &[], columns: None, score };
     let prepared = method.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
     let loss = prepared.micro_batch_loss(0, &head_outputs(name, tracked.clone())).loss;
     let gradient = tracked.grad(&loss.backward()).unwrap();
@@ -221,8 +222,14 @@ fn ibot_equals_the_official_loss() {
         [masked_outputs(&student.clone().map(Tensor::inner), student_cells.clone().inner(), &masked)];
     let teacher = vec![masked_outputs(&[golden.tensor("teacher")], golden.tensor("teacher_cells"), &masked)];
     let others = [("teacher", teacher)];
-    let batch =
-        BatchOutputs { trained: &detached, others: &others, labels: &[], columns: None, score: &|_, x| x };
+    let batch = BatchOutputs {
+        trained: &detached,
+        others: &others,
+        labels: &[],
+        masks: &[],
+        columns: None,
+        score: &|_, x| x,
+    };
     let prepared = ibot.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
     let loss = prepared.micro_batch_loss(0, &masked_outputs(&student, student_cells.clone(), &masked)).loss;
     golden.assert_values("loss", loss.clone().inner(), TOLERANCE);
@@ -267,8 +274,14 @@ fn classification_of_mixed_images_equals_timm() {
     let comm = Communicator::solo();
     let detached = [view_outputs(scores.clone().inner())];
     let labels = [labels];
-    let batch =
-        BatchOutputs { trained: &detached, others: &[], labels: &labels, columns: None, score: &|_, x| x };
+    let batch = BatchOutputs {
+        trained: &detached,
+        others: &[],
+        labels: &labels,
+        masks: &[],
+        columns: None,
+        score: &|_, x| x,
+    };
     let prepared = classification.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
     let loss = prepared.micro_batch_loss(0, &view_outputs(scores.clone())).loss;
     golden.assert_values("loss", loss.clone().inner(), TOLERANCE);

@@ -6,7 +6,7 @@
 //! Runs have 10 to 20 steps. Losses agree to 1e-5 to 5e-5, and parameters to 1e-4 of the largest
 //! value or better.
 
-use augment::{Batch, SoftLabel, Views};
+use augment::{Batch, IGNORED_CLASS, SoftLabel, Views};
 use burn_tensor::{Device, Tensor};
 use kernels::device::host::to_host;
 use ranks::communicator::Communicator;
@@ -14,7 +14,7 @@ use ranks::communicator::Communicator;
 use super::names::{uniform, weights};
 use super::runs::{
     DINO, ONE_SIZE, Run, barlow_twins, byol, classification, data2vec, dino, dino_resnet, dinov2, dinov3,
-    distillation, ijepa, lejepa, mae, moco_resnet, moco_vit, simclr, swav, vicreg, views,
+    distillation, ijepa, lejepa, mae, moco_resnet, moco_vit, segmentation, simclr, swav, vicreg, views,
 };
 use super::{Golden, assert_near};
 use crate::optim::state::UnitShard;
@@ -31,10 +31,10 @@ const N_BATCHES: u64 = 3;
 
 /// Returns batch `index` of the views `name`: noise around one color per image. The classes of
 /// images, if there are any, follow one another; if an image may have several, every third has a
-/// second one, and every seventh none.
+/// second one, and every seventh none. Those of pixels form a staircase.
 fn batch(plan: &Plan, name: &str, index: u64) -> Batch {
     let colors = uniform(&format!("{name}.{index}.colors"), 3 * BATCH);
-    let mut samples: Vec<Views> = (0..BATCH).map(|_| Views { groups: Vec::new() }).collect();
+    let mut samples: Vec<Views> = vec![Views::default(); BATCH];
     for (i, group) in plan.multicrop().groups().into_iter().enumerate() {
         let plane = (group.size_px * group.size_px) as usize;
         let n_values = group.n_views * 3 * plane;
@@ -46,6 +46,12 @@ fn batch(plan: &Plan, name: &str, index: u64) -> Batch {
                 pixels.push((color * 160.0 + noise * 95.0) as u8);
             }
             samples[image].groups.push(pixels);
+        }
+    }
+    if let Some(classes) = plan.recipe.method.pixel_classes() {
+        let side = plan.multicrop().groups()[0].size_px as usize;
+        for (image, views) in samples.iter_mut().enumerate() {
+            views.masks = vec![staircase(side, image + index as usize, image, classes.len())];
         }
     }
     let n_classes = plan.recipe.method.classes().map_or(0, <[String]>::len) as u64;
@@ -64,6 +70,20 @@ fn batch(plan: &Plan, name: &str, index: u64) -> Batch {
         }
     }
     Batch { index, samples, labels, sample_ids: (0..BATCH as u64).collect() }
+}
+
+/// Returns the mask of a view: steps of `n_classes` classes, of which `first` comes first, and
+/// pixels that do not count, in another place for every `image`.
+fn staircase(side: usize, first: usize, image: usize, n_classes: usize) -> Vec<u8> {
+    let mut mask = Vec::with_capacity(side * side);
+    for y in 0..side {
+        for x in 0..side {
+            let is_counted = !(x + 3 * y + image).is_multiple_of(7);
+            let class = (x / 4 + y / 8 + first) % n_classes;
+            mask.push(if is_counted { class as u8 } else { IGNORED_CLASS });
+        }
+    }
+    mask
 }
 
 /// Returns the trainer of the run `run` with `overrides`, at its first step, and its plan.
@@ -257,6 +277,17 @@ fn classification_is_the_run_in_pytorch() {
         classification("classification_several", "loss = 'binary_cross_entropy'\n", ""),
     ];
     for run in runs {
+        check_both(&run);
+        check_gradients(&run, &[]);
+        check_gradients(&run, &["optim.micro_batches=4", "run.workers=2", "run.keep=0"]);
+    }
+}
+
+/// Scores of patches that are interpolated to pixels, of which some do not count; a linear decoder,
+/// and one with a convolution.
+#[test]
+fn segmentation_is_the_run_in_pytorch() {
+    for run in [segmentation("segmentation_linear", "linear"), segmentation("segmentation_conv", "conv")] {
         check_both(&run);
         check_gradients(&run, &[]);
         check_gradients(&run, &["optim.micro_batches=4", "run.workers=2", "run.keep=0"]);

@@ -403,6 +403,28 @@ layer_decay = 0.65
     Run { file, views: "classification", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
 }
 
+/// Returns the run with the decoder `decoder`, whose file is `file`.
+pub(super) fn segmentation(file: &'static str, decoder: &str) -> Run {
+    let method = format!(
+        "[method]\nname = 'segmentation'\nclasses = ['a', 'b', 'c']\nmasks = 'f'\ndecoder = '{decoder}'\n\
+         decoder_width = 12\n"
+    );
+    let optim = r#"
+[optim]
+batch_size = 16
+length = { steps = 10 }
+lr = 5e-3
+lr_scaling = "fixed"
+min_lr = 1e-5
+warmup = { steps = 3 }
+schedule = "half_cosine"
+weight_decay = [0.05, 0.05]
+clip_norm = 0.0
+"#;
+    let recipe = recipe(&[VIT, &method, ONE_VIEW, optim]);
+    Run { file, views: "segmentation", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
+}
+
 pub(super) fn data2vec() -> Run {
     let method = r#"
 [method]

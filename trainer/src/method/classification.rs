@@ -452,7 +452,8 @@ mod tests {
         let scores = Tensor::<3>::from_data(TensorData::new(scores.to_vec(), [2, 2, 3]), &Device::flex());
         let detached = [outputs(scores.clone())];
         let score = &|_: &str, x: Tensor<3>| x;
-        let batch = BatchOutputs { trained: &detached, others: &[], labels, columns: None, score };
+        let batch =
+            BatchOutputs { trained: &detached, others: &[], labels, masks: &[], columns: None, score };
         let comm = Communicator::solo();
         let prepared = method.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
         let loss = prepared.micro_batch_loss(0, &outputs(scores.autodiff().require_grad()));

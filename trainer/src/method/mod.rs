@@ -33,6 +33,8 @@
 //! - Labels of images, with [`MethodRecipe::labels`], several for each with
 //!   [`MethodRecipe::is_multi_label`], and images that are mixed in pairs, with [`Method::mixing`]:
 //!   `classification`.
+//! - Classes of the pixels of views, with [`MethodRecipe::pixel_labels`] and
+//!   [`Method::reads_pixel_classes`]: `segmentation`.
 
 mod barlowtwins;
 mod bounds;
@@ -57,6 +59,7 @@ pub(crate) mod network;
 mod prototype_group;
 pub(crate) mod prototypes;
 mod registry;
+mod segmentation;
 mod self_distillation;
 mod simclr;
 mod swav;
@@ -74,9 +77,10 @@ pub(crate) use registry::MethodConfig;
 pub(crate) use views::CustomViews;
 pub(crate) use views::ViewsConfig;
 
-use augment::{Mixing, MultiCrop, SoftLabel};
+use augment::{Mixing, MultiCrop, SoftLabel, ViewMasks};
 use burn_tensor::Tensor;
 use networks::backbone::ModelConfig;
+use networks::head::pixels::PixelDecoder;
 use networks::mask::MaskRule;
 use networks::outputs::{HeadOutputs, Outputs};
 use networks::unit::StatSets;
@@ -149,6 +153,11 @@ pub trait Method: Send + Sync {
     /// Returns whether the loss needs the pixels of the views that the trained network sees, as
     /// [`Outputs::pixels`].
     fn reads_pixels(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the loss needs the classes of the views' pixels, as [`BatchOutputs::masks`].
+    fn reads_pixel_classes(&self) -> bool {
         false
     }
 
@@ -227,6 +236,9 @@ pub struct BatchOutputs<'a> {
     /// Labels of the images, by micro-batch, in the order of the rows of outputs; empty lists
     /// unless the method learns from labels.
     pub labels: &'a [Vec<SoftLabel>],
+    /// Classes of the pixels of the images' views, by micro-batch, in the order of the rows of
+    /// outputs; empty lists unless [`Method::reads_pixel_classes`].
+    pub masks: &'a [Vec<ViewMasks>],
     /// This rank's columns of divided heads; `None` if no head is divided.
     pub columns: Option<ColumnOutputs<'a>>,
     /// Applies the trained network's head of the given name, which must not have statistics over
@@ -337,11 +349,12 @@ pub struct MicroBatchLoss {
     pub gauges: Vec<(&'static str, Tensor<1>)>,
 }
 
-/// Facts about the labels of the images, which the recipe of a run records under `[method]`.
+/// Facts about the labels of the images, or of their pixels, which the recipe of a run records
+/// under `[method]`.
 pub struct LabelFacts<'a> {
     /// Names of the classes, by number.
     pub classes: &'a mut Vec<String>,
-    /// Fingerprint of the labels of all images; empty until they have been read.
+    /// Fingerprint of the labels of all images, or of their masks; empty until they have been read.
     pub fingerprint: &'a mut String,
 }
 
@@ -377,6 +390,23 @@ pub(crate) trait MethodRecipe {
 
     /// Returns the facts about labels that are to be recorded, if the method learns from labels.
     fn labels(&mut self) -> Option<LabelFacts<'_>> {
+        None
+    }
+
+    /// Returns the names of the classes of pixels, by their values in masks, if the method learns
+    /// from masks: none before the masks have been read, unless the recipe lists them.
+    fn pixel_classes(&self) -> Option<&[String]> {
+        None
+    }
+
+    /// Returns the layers of the decoder that scores the classes of pixels, if the method learns
+    /// from masks.
+    fn pixel_decoder(&self) -> Option<PixelDecoder> {
+        None
+    }
+
+    /// Returns the facts about masks that are to be recorded, if the method learns from masks.
+    fn pixel_labels(&mut self) -> Option<LabelFacts<'_>> {
         None
     }
 

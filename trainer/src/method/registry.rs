@@ -1,12 +1,14 @@
 //! Registry of all methods, by their names in recipes.
 
+use networks::head::pixels::PixelDecoder;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::network::FrozenEntry;
 use super::{
     LabelFacts, Method, MethodContext, MethodRecipe, barlowtwins, byol, classification, data2vec, dino,
-    dinov2, dinov3, dinov3distillation, distillation, ibot, ijepa, lejepa, mae, mocov3, simclr, swav, vicreg,
+    dinov2, dinov3, dinov3distillation, distillation, ibot, ijepa, lejepa, mae, mocov3, segmentation, simclr,
+    swav, vicreg,
 };
 #[cfg(test)]
 use super::{toy, toymasked};
@@ -72,6 +74,31 @@ macro_rules! methods {
                 }
             }
 
+            /// Returns the names of the classes of pixels, by their values in masks, if the method
+            /// learns from masks: none before the masks have been read, unless the recipe lists
+            /// them.
+            pub fn pixel_classes(&self) -> Option<&[String]> {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config.pixel_classes(),)*
+                }
+            }
+
+            /// Returns the layers of the decoder that scores the classes of pixels, if the method
+            /// learns from masks.
+            pub fn pixel_decoder(&self) -> Option<PixelDecoder> {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config.pixel_decoder(),)*
+                }
+            }
+
+            /// Returns the facts about masks that are to be recorded, if the method learns from
+            /// masks.
+            pub fn pixel_labels(&mut self) -> Option<LabelFacts<'_>> {
+                match self {
+                    $($(#[cfg($cfg)])? Self::$name(config) => config.pixel_labels(),)*
+                }
+            }
+
             /// Adapts settings that count images to a batch of `batch_size`, which differs from
             /// that of the recipe.
             pub fn fit_batch(&mut self, batch_size: usize) {
@@ -131,6 +158,8 @@ methods! {
     Vicreg => vicreg,
     /// Classification: the classes of images are learned from labels.
     Classification => classification,
+    /// Semantic segmentation: the classes of pixels are learned from masks.
+    Segmentation => segmentation,
     /// Prediction of the scores of other views: for tests.
     #[cfg(test)]
     Toy => toy,

@@ -109,6 +109,13 @@ fn check_balance(recipe: &Recipe) -> Result<(), String> {
     if balance == 0.0 {
         return Ok(());
     }
+    if recipe.method.pixel_classes().is_some() {
+        return Err(format!(
+            "data.balance {balance}: {} learns the classes of pixels, of which an image has several, so that \
+             none can be balanced: remove it",
+            recipe.method.title()
+        ));
+    }
     if recipe.method.classes().is_none() {
         return Err(format!(
             "data.balance {balance}: {} learns without labels, so there are no classes to balance: remove \

@@ -235,10 +235,10 @@ pub struct DataConfig {
     /// classes is drawn for each of them.
     #[serde(skip_serializing_if = "is_off")]
     pub balance: f64,
-    /// Share of the labeled images of each class, up to 0.5, that is held out of training, to
-    /// validate on; for methods that learn from labels. `ocelli finetune` without `--val-shards`
-    /// holds out 0.1. The keys of the images choose them, not the seed: runs on the same images
-    /// hold out the same ones.
+    /// Share of the labeled images of each class, or of the images with masks, up to 0.5, that is
+    /// held out of training, to validate on; for methods that learn from labels or masks. `ocelli
+    /// finetune` without `--val-shards` holds out 0.1. The keys of the images choose them, not the
+    /// seed: runs on the same images hold out the same ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation: Option<f64>,
     /// Number of shards whose samples are shuffled together; 16 by default.

@@ -39,10 +39,11 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     recipe.data.format().validate().map_err(|reason| format!("data.channels: {reason}"))?;
     if let Some(share) = recipe.data.validation {
         within("data.validation", share, 0.0, MAX_HELD_OUT)?;
-        if share > 0.0 && recipe.method.classes().is_none() {
+        let method = &recipe.method;
+        if share > 0.0 && method.classes().is_none() && method.pixel_classes().is_none() {
             return Err(format!(
                 "data.validation is {share}, but {} learns without labels, and is not validated: remove it",
-                recipe.method.title()
+                method.title()
             ));
         }
     }

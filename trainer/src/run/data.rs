@@ -32,6 +32,10 @@ impl EncodedImage for ShardImage {
         self.item.sample.image.files()
     }
 
+    fn mask(&self) -> Option<&[u8]> {
+        self.item.sample.mask.as_deref()
+    }
+
     fn batch(&self) -> u64 {
         self.item.batch
     }
@@ -93,6 +97,8 @@ pub struct StreamConfig {
     pub n_threads: usize,
     /// Rules for decoding an image.
     pub rules: DecodeRules,
+    /// Number of classes of pixels, if views have masks: then samples are read with their masks.
+    pub n_pixel_classes: Option<usize>,
     /// Threads and memory of the loader.
     pub loader: LoaderConfig,
 }
@@ -116,6 +122,7 @@ pub fn batches(
         window_shards: data.window_shards,
         n_threads: n_or_all_cores(plan.n_data_threads),
         rules: data.rules(),
+        n_pixel_classes: plan.recipe.method.pixel_classes().map(<[String]>::len),
         loader: LoaderConfig::default(),
     };
     dataset.check_cache(data.window_shards)?;
@@ -132,12 +139,15 @@ pub fn stream(
     quarantine: Arc<Quarantine>,
 ) -> BatchPool<ShardSource> {
     let order = Order::for_dataset(&dataset, config.seed, config.window_shards);
-    let loader = Loader::start(dataset, order, share, cursor, quarantine, config.loader);
+    let reads_masks = config.n_pixel_classes.is_some();
+    let loader_config = LoaderConfig { reads_masks, ..config.loader };
+    let loader = Loader::start(dataset, order, share, cursor, quarantine, loader_config);
     let pool = PoolConfig {
         n_threads: config.n_threads,
         batch_len: share.len(),
         first_batch: cursor.0,
         rules: config.rules,
+        n_pixel_classes: config.n_pixel_classes,
     };
     let source = Arc::new(ShardSource { loader, seed: config.seed });
     BatchPool::start(source, config.views, pool)

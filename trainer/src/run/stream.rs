@@ -103,7 +103,8 @@ impl Stream {
     }
 }
 
-/// Checks that the images of `job` have the labels of `plan`, if its method learns from labels.
+/// Checks that the images of `job` have the labels of `plan`, if its method learns from labels, and
+/// that their masks have been read, if it learns from masks.
 ///
 /// # Errors
 /// [`TrainError::Recipe`].
@@ -113,11 +114,14 @@ fn check_labels(job: &Job<'_>, plan: &Plan) -> Result<(), TrainError> {
 }
 
 /// Checks that `labels` are those of `n_samples` images that `method` has recorded, if it learns
-/// from labels.
+/// from labels, and that it has recorded the classes of pixels, if it learns from masks.
 ///
 /// # Errors
 /// A message with the key and the reason.
 fn check_labels_of(method: &MethodConfig, labels: Option<&Labels>, n_samples: u64) -> Result<(), String> {
+    if method.pixel_classes().is_some_and(<[String]>::is_empty) {
+        return Err("method.classes: the masks of the images have to be read before the run begins".into());
+    }
     let mut method = method.clone();
     let Some(facts) = method.labels() else { return Ok(()) };
     let labels = labels.filter(|labels| labels.len() as u64 == n_samples && !facts.classes.is_empty());
@@ -192,6 +196,16 @@ mod tests {
         unknown.labels().unwrap().classes.clear();
         let reason = check_labels_of(&unknown, Some(&outside), 3).unwrap_err();
         assert!(reason.contains(unread), "{reason}");
+    }
+
+    #[test]
+    fn masks_have_to_be_read_before_a_run() {
+        let mut methods = plans(&[]).into_iter().map(|plan| plan.recipe.method);
+        let mut method = methods.find(|method| method.pixel_classes().is_some()).unwrap();
+        assert_eq!(check_labels_of(&method, None, 3), Ok(()));
+        method.pixel_labels().unwrap().classes.clear();
+        let reason = check_labels_of(&method, None, 3).unwrap_err();
+        assert!(reason.contains("the masks of the images have to be read"), "{reason}");
     }
 
     #[test]

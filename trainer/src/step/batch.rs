@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use augment::SoftLabel;
 use burn_tensor::Tensor;
 use kernels::device::workers::Workers;
 use networks::mask::{MaskedCells, Masking};
@@ -139,12 +138,12 @@ impl Share {
             .collect()
     }
 
-    /// Distributes `labels`, those of the images of this rank, over its micro-batches as
+    /// Distributes `items`, one for each image of this rank, over its micro-batches as
     /// [`Share::images`] does: empty lists if there are none.
-    pub(crate) fn split_labels(&self, labels: Vec<SoftLabel>) -> Vec<Vec<SoftLabel>> {
+    pub(crate) fn split<T: Clone>(&self, items: Vec<T>) -> Vec<Vec<T>> {
         let mut micro_batches = vec![Vec::new(); self.n_micro_batches];
-        for (image, label) in labels.into_iter().enumerate() {
-            micro_batches[image % self.n_micro_batches].push(label);
+        for (image, item) in items.into_iter().enumerate() {
+            micro_batches[image % self.n_micro_batches].push(item);
         }
         micro_batches
     }
@@ -157,6 +156,8 @@ impl Share {
 
 #[cfg(test)]
 mod tests {
+    use augment::SoftLabel;
+
     use super::*;
 
     /// Labels go with their images.
@@ -165,14 +166,14 @@ mod tests {
         let labels: Vec<SoftLabel> = (0..8).map(|class| vec![(class, 1.0)]).collect();
         for n_micro_batches in [1, 2, 4] {
             let share = Share { n_micro_batches, topology: Topology::SINGLE_RANK };
-            let split = share.split_labels(labels.clone());
+            let split = share.split(labels.clone());
             assert_eq!(split.len(), n_micro_batches);
             for (index, split) in split.iter().enumerate() {
                 let images = share.images(index, labels.len());
                 let expected: Vec<SoftLabel> = images.iter().map(|image| labels[*image].clone()).collect();
                 assert_eq!(*split, expected);
             }
-            assert_eq!(share.split_labels(Vec::new()), vec![Vec::<SoftLabel>::new(); n_micro_batches]);
+            assert_eq!(share.split(Vec::<SoftLabel>::new()), vec![Vec::<SoftLabel>::new(); n_micro_batches]);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use augment::SoftLabel;
+use augment::{SoftLabel, ViewMasks};
 use burn_tensor::{Gradients, Tensor};
 use kernels::device::host::add;
 use networks::outputs::{HeadOutputs, Outputs};
@@ -54,6 +54,9 @@ pub(super) struct Scoring<'a> {
     pub(super) passes: Passes<'a>,
     /// Labels of the images of each micro-batch; empty lists if the batch has none.
     pub(super) labels: &'a [Vec<SoftLabel>],
+    /// Classes of the pixels of the images' views, by micro-batch; empty lists unless the method
+    /// reads them.
+    pub(super) masks: &'a [Vec<ViewMasks>],
     /// Index of the step.
     pub(super) step: u64,
     /// Type in which gradients of heads are sent.
@@ -145,6 +148,7 @@ impl<'a> Scoring<'a> {
             trained,
             others: &others.outputs,
             labels: self.labels,
+            masks: self.masks,
             columns,
             score: &|head: &str, x: Tensor<3>| self.heads().score(head, x, &leaves),
         };

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use augment::{Batch, SoftLabel};
+use augment::{Batch, SoftLabel, ViewMasks};
 use burn_tensor::{DType, Device, Tensor};
 use kernels::device::host::to_host;
 use kernels::device::readback::read_back_while;
@@ -256,9 +256,14 @@ impl Trainer {
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
         let n_images = batch.samples.len();
+        let mut masks: Vec<ViewMasks> = Vec::new();
+        if self.state.method.reads_pixel_classes() {
+            masks.extend(batch.samples.iter().map(|views| views.masks.clone()));
+        }
         self.compute_gradients(
             n_images,
             batch.labels.clone(),
+            masks,
             || self.uploader().micro_batches_from_host(batch, &self.slices(n_images), &self.workers),
             scheduled_values,
             entering,
@@ -277,9 +282,11 @@ impl Trainer {
     ) -> Result<Gradients, EngineError> {
         let n_images = batch.n_images;
         let labels = std::mem::take(&mut batch.labels);
+        let masks = std::mem::take(&mut batch.masks);
         self.compute_gradients(
             n_images,
             labels,
+            masks,
             || self.uploader().micro_batches_from_device(batch),
             scheduled_values,
             entering,
@@ -287,11 +294,12 @@ impl Trainer {
     }
 
     /// Computes the gradients of the micro-batches that `batches` returns, by pixel input, of
-    /// `n_images` images of this rank with these labels.
+    /// `n_images` images of this rank with these labels, and these classes of the views' pixels.
     fn compute_gradients(
         &self,
         n_images: usize,
         labels: Vec<SoftLabel>,
+        masks: Vec<ViewMasks>,
         batches: impl FnOnce() -> Vec<Vec<MicroBatch>>,
         scheduled_values: &ScheduledValues,
         entering: &mut dyn FnMut(&'static str),
@@ -317,7 +325,8 @@ impl Trainer {
         let mut batches = batches();
         let step_draws = self.step_draws(n_images);
         step_draws.mask(&mut batches);
-        let labels = self.config.share(self.topology()).split_labels(labels);
+        let labels = self.config.share(self.topology()).split(labels);
+        let masks = self.config.share(self.topology()).split(masks);
         let masked = step_draws.group_masks(&batches[trained.net.input], self.column_group());
         let group = GroupBatch {
             group: self.column_group(),
@@ -330,7 +339,7 @@ impl Trainer {
             draws: step_draws.unit_draws(trained.net, &trained.net.sizes()),
             n_fixed: segments.n_fixed,
             group,
-            scoring: self.scoring(running, scheduled_values.step, group, &labels),
+            scoring: self.scoring(running, scheduled_values.step, group, &labels, &masks),
             wire: self.config.precision.reduce,
             gathered: self.config.precision.gathered(),
         };
@@ -395,13 +404,14 @@ impl Trainer {
     }
 
     /// Returns the inputs of the loss of step `step` on the micro-batches of `batch`, whose images
-    /// have the labels `labels`.
+    /// have the labels `labels`, and pixels of the classes `masks`.
     fn scoring<'s>(
         &'s self,
         trained: RunningNetwork<'s>,
         step: u64,
         batch: GroupBatch<'s>,
         labels: &'s [Vec<SoftLabel>],
+        masks: &'s [Vec<ViewMasks>],
     ) -> Scoring<'s> {
         let RunningNetwork { network, head_passes, .. } = trained;
         Scoring {
@@ -411,6 +421,7 @@ impl Trainer {
             columns: ColumnPass { heads: HeadPass { network }, batch },
             passes: head_passes,
             labels,
+            masks,
             step,
             wire: self.config.precision.head_reduce,
         }
@@ -462,6 +473,7 @@ impl Trainer {
             n_views: groups.iter().map(|group| group.n_views).collect(),
             inputs: self.nets.inputs.clone(),
             n_micro_batches: self.config.share(self.topology()).n_micro_batches,
+            reads_masks: self.state.method.reads_pixel_classes(),
             device: self.device.clone(),
         }
     }

@@ -15,7 +15,7 @@
 
 use std::thread::JoinHandle;
 
-use augment::{Batch, Depth, PixelFormat, SoftLabel};
+use augment::{Batch, Depth, PixelFormat, SoftLabel, ViewMasks};
 use burn_tensor::{DType, Device, Int, Tensor, TensorData};
 use crossbeam::channel::{Receiver, Sender, bounded};
 use kernels::device::readback::failure;
@@ -42,6 +42,9 @@ pub struct DeviceBatch {
     pub(crate) n_images: usize,
     /// Labels of the images, in host memory; empty if the batch has none.
     pub(crate) labels: Vec<SoftLabel>,
+    /// Classes of the pixels of the images' views, in host memory; empty unless the method reads
+    /// them.
+    pub(crate) masks: Vec<ViewMasks>,
     /// Side lengths of the groups' views in pixels.
     sizes_px: Vec<usize>,
     /// Views by micro-batch and group.
@@ -57,6 +60,8 @@ pub struct BatchUploader {
     pub(crate) inputs: Vec<PixelInput>,
     /// Number of micro-batches in this rank's share.
     pub(crate) n_micro_batches: usize,
+    /// Whether the method reads the classes of the views' pixels.
+    pub(crate) reads_masks: bool,
     pub(crate) device: Device,
 }
 
@@ -75,7 +80,12 @@ impl BatchUploader {
             }
             batches.push(groups);
         }
-        DeviceBatch { n_images: batch.samples.len(), labels: batch.labels.clone(), batches, sizes_px }
+        let mut masks: Vec<ViewMasks> = Vec::new();
+        if self.reads_masks {
+            masks.extend(batch.samples.iter().map(|views| views.masks.clone()));
+        }
+        let n_images = batch.samples.len();
+        DeviceBatch { n_images, labels: batch.labels.clone(), masks, batches, sizes_px }
     }
 
     /// Converts a batch in host memory into micro-batches, by pixel input of the networks. `slices`

@@ -6,6 +6,7 @@
 
 mod convnext;
 mod convolutional;
+mod decoder;
 mod layers;
 mod registry;
 mod regnet;
@@ -25,6 +26,7 @@ use crate::onnx;
 use crate::pretrained::Hints;
 use crate::source::{BackboneTensors, Source};
 
+pub(crate) use decoder::add_decoder;
 pub(crate) use registry::{exchange_of, readers};
 pub(crate) use renamed::ocelli_arrays;
 

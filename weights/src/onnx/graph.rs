@@ -33,11 +33,12 @@ pub(crate) enum Setting<'a> {
     Int(&'a str, i64),
     Ints(&'a str, &'a [usize]),
     Float(&'a str, f64),
+    Text(&'a str, &'a str),
 }
 
 impl Setting<'_> {
     /// Converts to an attribute, whose kind is a number of `onnx.proto`: 1 for a float, 2 for an
-    /// integer, 7 for integers.
+    /// integer, 3 for text, 7 for integers.
     fn to_attribute(&self) -> Attribute {
         match self {
             Self::Int(name, value) => {
@@ -49,6 +50,10 @@ impl Setting<'_> {
             }
             Self::Float(name, value) => {
                 Attribute { name: (*name).into(), f: Some(*value as f32), kind: 1, ..Attribute::default() }
+            }
+            Self::Text(name, text) => {
+                let bytes = text.as_bytes().to_vec();
+                Attribute { name: (*name).into(), s: Some(bytes), kind: 3, ..Attribute::default() }
             }
         }
     }
@@ -208,6 +213,21 @@ impl<'a> Graph<'a> {
         self.retain_inputs_of(scores);
         let outputs = [(scores, batch(name, &[fixed_dimension(n_classes)]))];
         self.into_message("classifier", outputs, channels, side)
+    }
+
+    /// Finishes the graph of a network that labels pixels, with the input of [`Graph::finish`]. Its
+    /// output `logits` is `scores`, `[B, n_classes, H, W]`; nodes that it does not depend on are
+    /// left out.
+    pub(crate) fn finish_decoder(
+        mut self,
+        scores: &Value,
+        channels: usize,
+        side: Option<usize>,
+        n_classes: usize,
+    ) -> GraphMessage {
+        self.retain_inputs_of(scores);
+        let dimensions = [fixed_dimension(n_classes), dimension(side, "height"), dimension(side, "width")];
+        self.into_message("decoder", [(scores, batch("logits", &dimensions))], channels, side)
     }
 
     /// Removes the nodes and constants on which `value` does not depend.

@@ -89,6 +89,8 @@ pub(crate) struct Attribute {
     pub(crate) f: Option<f32>,
     #[prost(int64, optional, tag = "3")]
     pub(crate) i: Option<i64>,
+    #[prost(bytes = "vec", optional, tag = "4")]
+    pub(crate) s: Option<Vec<u8>>,
     #[prost(int64, repeated, packed = "false", tag = "8")]
     pub(crate) ints: Vec<i64>,
     #[prost(int32, tag = "20")]

@@ -51,7 +51,7 @@ pub(super) fn text(path: &Path, name: &str, format: Format, export: &Export<'_>)
     };
     let print = match format {
         // The class is printed with the graph's own names.
-        Format::Onnx if export.classifier.is_some() => String::new(),
+        Format::Onnx if export.classifier.is_some() || export.decoder.is_some() => String::new(),
         Format::Timm if format.is_folder(path) => print_output(export, TIMM_CLASSES),
         Format::Transformers => print_output(export, TRANSFORMERS_CLASSES),
         _ => print_with_names(export),
@@ -77,12 +77,19 @@ fn image(export: &Export<'_>) -> String {
         }
         None => String::new(),
     };
+    let size = if export.decoder.is_some() {
+        format!("size = [{px}, {px}]\n")
+    } else {
+        format!(
+            "height, width = pixels.shape[2:]
+size = [{resize_px} * height // min(height, width), {resize_px} * width // min(height, width)]
+"
+        )
+    };
     format!(
         "# An array [C, H, W]: {format}.
 pixels = torch.from_numpy(numpy.load(\"image.npy\").astype(\"float32\"))[None]
-{scaled}height, width = pixels.shape[2:]
-size = [{resize_px} * height // min(height, width), {resize_px} * width // min(height, width)]
-pixels = torch.nn.functional.interpolate(pixels, size=size, mode=\"bicubic\", antialias=True){rounded}
+{scaled}{size}pixels = torch.nn.functional.interpolate(pixels, size=size, mode=\"bicubic\", antialias=True){rounded}
 top, left = [round((side - {px}) / 2) for side in size]
 mean, std = [torch.tensor(values)[:, None, None] for values in ({mean}, {std})]
 pixels = (pixels[:, :, top:top + {px}, left:left + {px}] / {unit} - mean) / std

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use augment::{Decoding, Depth, Fill, FillRule};
-use networks::{ClassHead, Origin};
+use augment::{Decoding, Depth, Fill, FillRule, Transform};
+use networks::{ClassHead, Origin, PixelHead};
 use pipeline::words::counted;
 
 use super::format::Format;
@@ -28,6 +28,11 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         n_params += classifier.head.weight.len() + classifier.head.bias.len();
         kind = format!("classifier of {}", counted(classifier.head.classes.len() as u64, "class"));
     }
+    if let Some(head) = export.decoder {
+        n_params += head.tensors.iter().map(|tensor| tensor.values.len()).sum::<usize>();
+        let classes = counted(head.classes.len() as u64, "class");
+        kind = format!("backbone with a decoder of pixels of {classes}");
+    }
     // Writing into a string cannot fail.
     let _ = writeln!(
         out,
@@ -42,6 +47,9 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     if let Some(classifier) = &export.classifier {
         out.push_str(&classes_text(format, classifier));
     }
+    if let Some(head) = export.decoder {
+        out.push_str(&decoder_text(format, head));
+    }
     if let Some(data) = &card.data {
         let _ = writeln!(out, "{}\n", escaped(data));
     }
@@ -51,7 +59,8 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     out.push_str(&origins_text(&card.origins));
     let _ = writeln!(out, "## Use\n\n```python\n{}```\n", program(path, format, export));
     if format == Format::Safetensors {
-        let what = if export.classifier.is_some() { "The features" } else { "The same" };
+        let is_same = export.classifier.is_none() && export.decoder.is_none();
+        let what = if is_same { "The same" } else { "The features" };
         let _ = writeln!(out, "{what} by Ocelli:\n\n```sh\n{}\n```\n", embed_command(path));
     }
     let Preprocessing { pixels, transform, decoding } = &export.preprocessing;
@@ -63,11 +72,9 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     };
     let _ = writeln!(
         out,
-        "Images: {}, short side resized to {} px (bicubic, antialiased), the middle {2} × {2} px, {values} minus {3:?} over {4:?}. \
-         One vector an image: {5}.\n",
+        "Images: {}, {}, {values} minus {:?} over {:?}. One vector an image: {}.\n",
         if format.is_rgb8() { "RGB".into() } else { format.to_string() },
-        transform.resize_px,
-        transform.size_px,
+        resize_in_words(*transform, export.decoder.is_some()),
         pixels.normalization.mean,
         pixels.normalization.std,
         exchange_of(export.model).pooling(),
@@ -101,6 +108,17 @@ fn fence(text: &str) -> String {
     "`".repeat(longest + 1)
 }
 
+/// Describes how images are resized, of which a decoder that labels pixels sees the whole.
+fn resize_in_words(transform: Transform, is_whole: bool) -> String {
+    let Transform { resize_px, size_px } = transform;
+    if is_whole {
+        return format!("resized to {size_px} × {size_px} px whatever their shape (bicubic, antialiased)");
+    }
+    format!(
+        "short side resized to {resize_px} px (bicubic, antialiased), the middle {size_px} × {size_px} px"
+    )
+}
+
 /// Returns a sentence about what a classifier returns in `format`, and a table of the names of the
 /// classes.
 fn classes_text(format: Format, classifier: &ExportedClassifier<'_>) -> String {
@@ -111,7 +129,36 @@ fn classes_text(format: Format, classifier: &ExportedClassifier<'_>) -> String {
     } else {
         format!("score before the {function}")
     };
-    let mut out = format!("It returns one {what} per class:\n\n| number | class |\n|---|---|\n");
+    let mut out = format!("It returns one {what} per class:\n\n{}", class_table(classes));
+    if *is_multi_label {
+        out.push_str("\nAn image may have several of them, or none.\n");
+    }
+    out.push('\n');
+    out
+}
+
+/// Returns sentences about the decoder in a file of `format`, and a table of the names of the
+/// classes.
+fn decoder_text(format: Format, head: &PixelHead) -> String {
+    let table = class_table(&head.classes);
+    if format == Format::Onnx {
+        return format!("It returns one score before the softmax per class and pixel:\n\n{table}\n");
+    }
+    let mut names: Vec<String> = Vec::new();
+    for tensor in &head.tensors {
+        names.push(format!("`{}` {:?}", tensor.name, tensor.shape));
+    }
+    format!(
+        "The decoder scores the classes of every patch, whose scores are interpolated bilinearly to those of \
+         pixels. Its parameters are {}. `ocelli export` writes the whole network as ONNX. The \
+         classes:\n\n{table}\n",
+        names.join(", ")
+    )
+}
+
+/// Returns a table of the names of `classes`, or of the first if there are many.
+fn class_table(classes: &[String]) -> String {
+    let mut out = String::from("| number | class |\n|---|---|\n");
     for (number, class) in classes.iter().take(MAX_CLASSES).enumerate() {
         let _ = writeln!(out, "| {number} | {} |", escaped(class));
     }
@@ -119,10 +166,6 @@ fn classes_text(format: Format, classifier: &ExportedClassifier<'_>) -> String {
     if n_more > 0 {
         let _ = writeln!(out, "\nThe names of {n_more} more are not listed.");
     }
-    if *is_multi_label {
-        out.push_str("\nAn image may have several of them, or none.\n");
-    }
-    out.push('\n');
     out
 }
 
@@ -197,6 +240,7 @@ fn decoding_in_words(decoding: Decoding) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use networks::head::pixels::PixelDecoder;
 
     use super::*;
 
@@ -248,14 +292,23 @@ mod tests {
 
     #[test]
     fn names_of_classes_are_shown_as_they_are() {
-        let head = head(HOSTILE.map(String::from).to_vec());
-        let text =
-            classes_text(Format::Timm, &ExportedClassifier { head: &head, returns_probabilities: false });
-        let rows: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
-        assert_eq!(rows.len(), 2 + HOSTILE.len(), "{text}");
-        for (number, (row, name)) in rows[2..].iter().zip(HOSTILE).enumerate() {
-            let expected = ["".into(), format!(" {number} "), format!(" {} ", in_a_line(name)), "".into()];
-            assert_eq!(cells(row), expected, "{row}");
+        let classes = HOSTILE.map(String::from).to_vec();
+        let decoder =
+            PixelHead { classes: classes.clone(), decoder: PixelDecoder::Linear, tensors: Vec::new() };
+        let head = head(classes);
+        let classifier = ExportedClassifier { head: &head, returns_probabilities: false };
+        for text in [
+            classes_text(Format::Timm, &classifier),
+            decoder_text(Format::Onnx, &decoder),
+            decoder_text(Format::Safetensors, &decoder),
+        ] {
+            let rows: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
+            assert_eq!(rows.len(), 2 + HOSTILE.len(), "{text}");
+            for (number, (row, name)) in rows[2..].iter().zip(HOSTILE).enumerate() {
+                let expected =
+                    ["".into(), format!(" {number} "), format!(" {} ", in_a_line(name)), "".into()];
+                assert_eq!(cells(row), expected, "{row}");
+            }
         }
     }
 

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use crate::backbone::exchange_of;
 use crate::export::Export;
 use crate::metadata::{
-    CLASSES, LICENSE, MODEL, NETWORK, NORMALIZATION, ORIGINS, POOLING, PREPROCESSING, PROBABILITIES, SIGMOID,
+    CLASSES, DECODER, LICENSE, MODEL, NETWORK, NORMALIZATION, ORIGINS, PIXEL_CLASSES, POOLING, PREPROCESSING,
+    PROBABILITIES, SIGMOID,
 };
 
 /// Returns the metadata of `export`.
@@ -25,6 +26,10 @@ pub(super) fn entries(export: &Export<'_>) -> HashMap<String, String> {
         if classifier.head.is_multi_label {
             entries.insert(PROBABILITIES.into(), SIGMOID.into());
         }
+    }
+    if let Some(head) = export.decoder {
+        entries.insert(PIXEL_CLASSES.into(), serde_json::to_string(&head.classes).unwrap_or_default());
+        entries.insert(DECODER.into(), serde_json::to_string(&head.decoder).unwrap_or_default());
     }
     let origins = &export.card.origins;
     if !origins.is_empty() {

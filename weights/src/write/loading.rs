@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use networks::{ClassHead, Pixels};
+use networks::{ClassHead, PixelHead, Pixels};
 use serde_json::Value;
 
 use super::format::Format;
 use crate::backbone::{PythonNetwork, TimmModel, exchange_of, timm_model};
 use crate::export::Export;
 use crate::library::Library;
-use crate::metadata::CLASSES;
+use crate::metadata::{CLASSES, PIXEL_CLASSES};
 use crate::preprocessing::Preprocessing;
 
 /// Names of the classes by number, of a timm model in Python.
@@ -32,16 +32,20 @@ pub(super) fn loaded(path: &Path, name: &str, format: Format, export: &Export<'_
     let exchange = exchange_of(export.model);
     let mut renames = String::new();
     let network = match format {
-        Format::Safetensors => match exchange.own_python() {
-            Some(network) => {
-                renames = classifier_renames(export, Library::Torchvision);
-                network
+        Format::Safetensors => {
+            renames = without_decoder(export);
+            match exchange.own_python() {
+                Some(network) => {
+                    renames += &classifier_renames(export, Library::Torchvision);
+                    network
+                }
+                None => {
+                    renames += &exchange.python_renames();
+                    renames += &classifier_renames(export, Library::Timm);
+                    timm_network(export)?
+                }
             }
-            None => {
-                renames = exchange.python_renames() + &classifier_renames(export, Library::Timm);
-                timm_network(export)?
-            }
-        },
+        }
         Format::Timm => timm_network(export)?,
         Format::Torchvision => exchange.python(Library::Torchvision)?,
         Format::Dinov2 => exchange.python(Library::Dinov2)?,
@@ -84,6 +88,19 @@ fn classifier_renames(export: &Export<'_>, library: Library) -> String {
         ),
         _ => String::new(),
     }
+}
+
+/// Returns Python statements that leave the decoder out of `weights`; empty without one.
+fn without_decoder(export: &Export<'_>) -> String {
+    if export.decoder.is_none() {
+        return String::new();
+    }
+    format!(
+        "# The decoder, which reads the patches, is not part of the library's network.
+weights = {{name: weights[name] for name in weights if not name.startswith(\"{}\")}}
+",
+        PixelHead::PREFIX
+    )
 }
 
 /// Returns the name of what the network computes for an image, in programs.
@@ -223,12 +240,21 @@ classes = json.loads(session.get_modelmeta().custom_metadata_map[\"{CLASSES}\"])
 {print}"
         );
     }
+    if export.decoder.is_some() {
+        return format!(
+            "(scores,) = session.run(None, {{\"pixels\": {pixels}}})
+classes = json.loads(session.get_modelmeta().custom_metadata_map[\"{PIXEL_CLASSES}\"])
+mask = scores[0].argmax(0)
+print(mask.shape, [classes[number] for number in numpy.unique(mask)])
+"
+        );
+    }
     format!("feature, patches = session.run(None, {{\"pixels\": {pixels}}})\n")
 }
 
 /// Returns the import that [`run_graph`] needs, with its newline.
 pub(super) fn graph_imports(export: &Export<'_>) -> &'static str {
-    if export.classifier.is_some() { "import json\n" } else { "" }
+    if export.classifier.is_some() || export.decoder.is_some() { "import json\n" } else { "" }
 }
 
 #[cfg(test)]

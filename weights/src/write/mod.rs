@@ -14,11 +14,12 @@ mod transformers;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use networks::{ClassHead, ModelConfig, NamedTensor, RGB_CHANNELS};
+use networks::head::pixels::PixelDecoder;
+use networks::{ClassHead, ModelConfig, NamedTensor, PixelHead, RGB_CHANNELS};
 
 use crate::backbone::{exchange_of, ocelli_arrays, timm_model};
 use crate::error::WeightsError;
-use crate::export::{Card, Export, ExportedClassifier};
+use crate::export::{Card, Export, ExportedClassifier, HeadKind};
 use crate::file::{Array, Arrays, pytorch, safetensors};
 use crate::library::Library;
 use crate::metadata::MODEL;
@@ -29,6 +30,10 @@ pub use format::Format;
 
 /// Files to be written: the path and bytes of each.
 type Files = Vec<(PathBuf, Vec<u8>)>;
+
+/// Reason that a library cannot hold a decoder, and what to do.
+const NO_DECODER: &str =
+    "it has no decoder that labels pixels; `ocelli export --backbone-only` leaves the decoder out";
 
 /// Largest number of [`Precision::F16`].
 const MAX_F16: f32 = 65_504.0;
@@ -88,7 +93,7 @@ pub fn write(
 }
 
 /// Checks that `format` can hold a network with the configuration `model` and with `preprocessing`,
-/// and a classifier on its features if `has_classifier` is set, whatever its weights are.
+/// and `head` with it, whatever its weights are.
 ///
 /// # Errors
 /// [`WeightsError::Unsupported`].
@@ -96,15 +101,18 @@ pub fn check(
     format: Format,
     model: &ModelConfig,
     preprocessing: &Preprocessing,
-    has_classifier: bool,
+    head: Option<HeadKind>,
 ) -> Result<(), WeightsError> {
     let card = Card::default();
-    let head = ClassHead { classes: Vec::new(), weight: Vec::new(), bias: Vec::new(), is_multi_label: false };
-    let classifier = ExportedClassifier { head: &head, returns_probabilities: false };
+    let class_head =
+        ClassHead { classes: Vec::new(), weight: Vec::new(), bias: Vec::new(), is_multi_label: false };
+    let classifier = ExportedClassifier { head: &class_head, returns_probabilities: false };
+    let decoder = PixelHead { classes: Vec::new(), decoder: PixelDecoder::Linear, tensors: Vec::new() };
     let export = Export {
         model,
         tensors: &[],
-        classifier: has_classifier.then_some(classifier),
+        classifier: (head == Some(HeadKind::Classifier)).then_some(classifier),
+        decoder: (head == Some(HeadKind::Decoder)).then_some(&decoder),
         preprocessing: preprocessing.clone(),
         network_name: "",
         precision: Precision::F32,
@@ -191,7 +199,7 @@ fn encode_files(
     Ok(vec![(path.to_path_buf(), encode_file(path, &arrays, format, export)?)])
 }
 
-/// Returns the parameters of `export` and of its classifier under Ocelli's names.
+/// Returns the parameters of `export`, and of its classifier or decoder, under Ocelli's names.
 fn own_arrays(export: &Export<'_>) -> Arrays {
     let mut arrays = ocelli_arrays(export);
     for NamedTensor { name, shape, values } in export.head_tensors() {
@@ -205,6 +213,9 @@ fn library_arrays(library: Library, format: Format, export: &Export<'_>) -> Resu
     if library == Library::Torchvision && export.model.n_channels() != RGB_CHANNELS {
         let reason = "torchvision's networks take images of three channels".into();
         return Err(unsupported(format, reason));
+    }
+    if export.decoder.is_some() {
+        return Err(unsupported(format, NO_DECODER.into()));
     }
     let arrays =
         exchange_of(export.model).arrays(library, export).map_err(|reason| unsupported(format, reason))?;

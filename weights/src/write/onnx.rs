@@ -4,6 +4,7 @@
 //! pixels [B, C, H, W] f32, normalized  →  embedding [B, D]    patches [B, N, D], cells row by row
 //! of a classifier                      →  logits [B, classes], or probabilities: their softmax,
 //!                                         or sigmoids if an image may have several classes
+//! of a decoder that labels pixels      →  logits [B, classes, H, W]
 //! ```
 //!
 //! B is free, and so are H and W, except in a transformer, whose position embedding is made for the
@@ -13,7 +14,7 @@
 use prost::Message;
 
 use super::entries::entries;
-use crate::backbone::{add_classifier, exchange_of};
+use crate::backbone::{add_classifier, add_decoder, exchange_of};
 use crate::export::{Export, ExportedClassifier};
 use crate::onnx::{Graph, MetadataEntry, Model, OperatorSet, Setting};
 
@@ -40,8 +41,8 @@ pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
     let side = outputs.has_fixed_size.then_some(px);
     let cells = side.map(|px| (px / stride_px) * (px / stride_px));
     let channels = export.model.n_channels();
-    let graph = match &export.classifier {
-        Some(classifier) => {
+    let graph = match (&export.classifier, export.decoder) {
+        (Some(classifier), _) => {
             let mut scores = add_classifier(&mut graph, &outputs.embedding)?;
             if classifier.returns_probabilities {
                 scores = if classifier.head.is_multi_label {
@@ -53,7 +54,11 @@ pub(super) fn encode(export: &Export<'_>) -> Result<Vec<u8>, String> {
             let name = scores_name(classifier);
             graph.finish_classifier(&scores, name, channels, side, classifier.head.classes.len())
         }
-        None => {
+        (None, Some(head)) => {
+            let scores = add_decoder(&mut graph, head.decoder, &outputs.patches, stride_px, side)?;
+            graph.finish_decoder(&scores, channels, side, head.classes.len())
+        }
+        (None, None) => {
             let width = export.model.width();
             graph.finish(&outputs.embedding, &outputs.patches, channels, side, cells, width)
         }

@@ -101,18 +101,26 @@ fn onnx(name: &str, export: &Export<'_>) -> String {
     let imports = graph_imports(export);
     let run = run_graph(export, "colors.transpose(2, 0, 1)[None]");
     // The features have two shapes.
-    let print = if export.classifier.is_some() { "" } else { "print(feature.shape, patches.shape)\n" };
+    let has_features = export.classifier.is_none() && export.decoder.is_none();
+    let print = if has_features { "print(feature.shape, patches.shape)\n" } else { "" };
+    let resize = if export.decoder.is_some() {
+        format!("image = image.resize(({px}, {px}), Image.Resampling.BICUBIC)\n")
+    } else {
+        format!(
+            "scale = {resize_px} / min(image.size)
+image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+left, top = (image.width - {px}) // 2, (image.height - {px}) // 2
+image = image.crop((left, top, left + {px}, top + {px}))
+"
+        )
+    };
     format!(
         "{imports}import numpy
 import onnxruntime
 from PIL import Image
 
 image = Image.open(\"photo.jpg\").convert(\"RGB\")
-scale = {resize_px} / min(image.size)
-image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-left, top = (image.width - {px}) // 2, (image.height - {px}) // 2
-image = image.crop((left, top, left + {px}, top + {px}))
-colors = (numpy.asarray(image, \"float32\") / 255 - numpy.float32({mean})) / numpy.float32({std})
+{resize}colors = (numpy.asarray(image, \"float32\") / 255 - numpy.float32({mean})) / numpy.float32({std})
 session = onnxruntime.InferenceSession(\"{name}\")
 {run}{print}"
     )
@@ -126,14 +134,19 @@ fn state_dict(path: &Path, name: &str, format: Format, export: &Export<'_>) -> S
     let (resize_px, px, mean, std) = preprocessing(export);
     let output = output_name(export);
     let print = print_with_names(export);
+    let bicubic = "interpolation=transforms.InterpolationMode.BICUBIC";
+    let resize = if export.decoder.is_some() {
+        format!("transforms.Resize(({px}, {px}), {bicubic})")
+    } else {
+        format!("transforms.Resize({resize_px}, {bicubic}),\n    transforms.CenterCrop({px})")
+    };
     format!(
         "import torch
 {imports}from PIL import Image
 from torchvision import transforms
 
 {lines}transform = transforms.Compose([
-    transforms.Resize({resize_px}, interpolation=transforms.InterpolationMode.BICUBIC),
-    transforms.CenterCrop({px}),
+    {resize},
     transforms.ToTensor(),
     transforms.Normalize({mean}, {std}),
 ])

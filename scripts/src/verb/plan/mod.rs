@@ -11,7 +11,9 @@ use std::process::ExitCode;
 use anyhow::bail;
 use pipeline::Storage;
 use pipeline::words::{counted, thousands};
-use session::{Initial, check_initial_weights, initial_model, open_frozen, resident, validation_interval};
+use session::{
+    Initial, check_initial_weights, initial_model, open_frozen, resident, trained_head, validation_interval,
+};
 use trainer::checkpoint::simulate;
 use trainer::cost::{ModelCost, UnitCost, checked_preset, model_cost};
 use trainer::estimate::{
@@ -199,10 +201,11 @@ fn ranks_and_mode(line: &CandidateEstimate) -> String {
     format!("{ranks}, {}", line.candidate.mode())
 }
 
-/// Prints how often a run of `plan` that learns from labels is validated while it trains, and how
-/// long that takes a rank, as in the estimate `line`, on the `n_held_out` images that it holds out.
+/// Prints how often a run of `plan` that learns from labels or masks is validated while it trains,
+/// and how long that takes a rank, as in the estimate `line`, on the `n_held_out` images that it
+/// holds out.
 fn print_validation(plan: &Plan, n_held_out: u64, model: &ModelCost, line: &CandidateEstimate) {
-    if plan.recipe.method.classes().is_none() {
+    if trained_head(&plan.recipe).is_none() {
         return;
     }
     let interval = validation_interval(plan.recipe.run.probe_every_steps, plan.total_steps);
