@@ -384,15 +384,17 @@ class Blocks:
         raise SystemExit("method.min_context is too large for this grid")
 
     def batch(self, n):
-        """Visible cells `[B, n]`, as many as the smallest context has, and cells of the targets, `[B, m]` each."""
+        """Visible cells `[B, n]`, filled up with cell 0 to as many as the largest context has, `[B, n]` which of them are visible,
+        and cells of the targets, `[B, m]` each. The official code cuts contexts to as many cells as the smallest has."""
         target_size, context_size = self.size(self.target_scale, self.aspect), self.size(self.context_scale, (1, 1))
         contexts, targets = [], []
         for _ in range(n):
             masks = [self.place(*target_size) for _ in range(self.n_targets)]
             contexts.append(self.context(context_size, masks).nonzero().squeeze(1))
             targets.append([mask.nonzero().squeeze(1) for mask in masks])
-        shortest = min(map(len, contexts))
-        return torch.stack([cells[:shortest] for cells in contexts]), [torch.stack(cells) for cells in zip(*targets)]
+        visible = nn.utils.rnn.pad_sequence(contexts, batch_first=True)
+        is_visible = nn.utils.rnn.pad_sequence([torch.ones_like(cells, dtype=torch.bool) for cells in contexts], batch_first=True)
+        return visible, is_visible, [torch.stack(cells) for cells in zip(*targets)]
 
 
 class Ijepa:
@@ -413,15 +415,16 @@ class Ijepa:
 
     def loss(self, step, groups):
         x = flat(groups)[0]
-        visible, targets = self.blocks.batch(len(x))
+        visible, is_visible, targets = self.blocks.batch(len(x))
         with torch.no_grad():
             features = self.scored.tokens(x)
             features = F.layer_norm(features, features.shape[-1:])
             wanted = torch.cat([take(features, cells) for cells in targets])
-        tokens = self.trained[0].tokens(x, visible)
+        tokens = self.trained[0].tokens(x, visible, is_visible)
         n = len(targets)
-        found = self.trained[1](tokens.repeat(n, 1, 1), visible.repeat(n, 1), torch.cat(targets))
-        return F.smooth_l1_loss(found, wanted), tokens.mean(1)
+        found = self.trained[1](tokens.repeat(n, 1, 1), visible.repeat(n, 1), torch.cat(targets), is_visible.repeat(n, 1))
+        shares = is_visible / is_visible.sum(1, keepdim=True)
+        return F.smooth_l1_loss(found, wanted), (tokens * shares.unsqueeze(-1)).sum(1)
 
     def before_update(self, step):
         pass

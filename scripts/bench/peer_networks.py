@@ -34,11 +34,19 @@ class Block(nn.Module):
         self.qkv, self.proj = nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.fc1, self.fc2 = nn.Linear(d, int(ratio * d)), nn.Linear(int(ratio * d), d)
 
-    def forward(self, x):
+    def forward(self, x, is_token=None):
+        """`is_token` `[B, N]` tells the tokens of an image from those that fill up the batch, which are not attended to."""
         b, n, d = x.shape
         q, k, v = self.qkv(self.norm1(x)).reshape(b, n, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, d))
+        mask = None if is_token is None else is_token[:, None, None, :]
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2).reshape(b, n, d))
         return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+def through(blocks, x, is_token):
+    for block in blocks:
+        x = block(x, is_token)
+    return x
 
 
 class ViT(nn.Module):
@@ -70,17 +78,17 @@ class ViT(nn.Module):
             patches = patches.flatten(2).transpose(1, 2)
         return pos, patches
 
-    def before_norm(self, x, cells=None):
+    def before_norm(self, x, cells=None, is_token=None):
         x = self.patch(x)
         pos, patches = self.positions(x.shape[-1])
         x = x.flatten(2).transpose(1, 2) + patches
         if cells is not None:
             x = take(x, cells)
-        return self.blocks(torch.cat([(self.cls + pos).expand(len(x), -1, -1), x], 1))
+        return through(self.blocks, torch.cat([(self.cls + pos).expand(len(x), -1, -1), x], 1), is_token)
 
-    def tokens(self, x, cells=None):
+    def tokens(self, x, cells=None, is_token=None):
         """Class token and patches `[B, P + N, D]`, or only those of `cells` `[B, n]`, which alone are computed."""
-        return self.norm(self.before_norm(x, cells))
+        return self.norm(self.before_norm(x, cells, is_token))
 
     def forward(self, x):
         x = self.before_norm(x)
@@ -120,11 +128,13 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(width, 1e-6)
         init_blocks(self, init)
 
-    def forward(self, tokens, seen, asked):
-        """What is at the cells `asked` `[B, m]`; `tokens` `[B, P + n, D]` are those of the cells `seen` `[B, n]`."""
+    def forward(self, tokens, seen, asked, is_seen=None):
+        """What is at the cells `asked` `[B, m]`; `tokens` `[B, P + n, D]` are those of the cells `seen` `[B, n]`, or of those of
+        them of which `is_seen` `[B, n]` is set, without a prefix."""
         pos, x = self.pos.expand(len(tokens), -1, -1), self.embed(tokens)
         parts = [x[:, :self.prefix], x[:, self.prefix:] + take(pos, seen), self.mask_token + take(pos, asked)]
-        return self.predict(self.norm(self.blocks(torch.cat(parts, 1))[:, -asked.shape[1]:]))
+        is_token = None if is_seen is None else torch.cat([is_seen, torch.ones_like(asked, dtype=torch.bool)], 1)
+        return self.predict(self.norm(through(self.blocks, torch.cat(parts, 1), is_token)[:, -asked.shape[1]:]))
 
 
 def take(x, cells):
