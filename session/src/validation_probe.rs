@@ -30,6 +30,8 @@ const VALIDATIONS_PER_RUN: u64 = 8;
 pub struct ValidationProbe {
     /// Images to score on, whose classes have the numbers of the run; on rank 0.
     images: Option<ImageSet>,
+    /// Hash that identifies the images; empty where there are none, or if it is not known.
+    fingerprint: String,
     workdir: PathBuf,
     plan: Plan,
     /// Creates the receiver of the progress of an evaluation after a number of steps.
@@ -53,7 +55,8 @@ impl ValidationProbe {
         workdir: &Path,
         new_progress: fn(u64) -> Box<dyn Progress>,
     ) -> Self {
-        Self { images, workdir: workdir.to_path_buf(), plan: plan.clone(), new_progress }
+        let fingerprint = images.as_ref().map(fingerprint).unwrap_or_default();
+        Self { images, fingerprint, workdir: workdir.to_path_buf(), plan: plan.clone(), new_progress }
     }
 
     /// Returns the number of images that it scores.
@@ -165,6 +168,18 @@ impl ValidationProbe {
     }
 }
 
+/// Returns a hash that identifies `images`; empty if they cannot be read, which the validation
+/// reports.
+fn fingerprint(images: &ImageSet) -> String {
+    match images.identity() {
+        Ok(identity) => format!("{identity:016x}"),
+        Err(error) => {
+            tracing::warn!("the images of {} are recognized by their number alone: {error}", images.name);
+            String::new()
+        }
+    }
+}
+
 /// Returns the numbers of a decoder by name.
 fn decoder_numbers(segmented: &Segmented) -> Vec<(String, f64)> {
     let counts = &segmented.counts;
@@ -191,7 +206,12 @@ impl Probe for ValidationProbe {
         if let Some(set) = &self.images {
             images = format!("{} of {}", counted(set.len() as u64, "image"), set.name);
         }
-        Some(WatchedScore { name: self.score_name().into(), is_higher_better: true, images })
+        Some(WatchedScore {
+            name: self.score_name().into(),
+            is_higher_better: true,
+            images,
+            fingerprint: self.fingerprint.clone(),
+        })
     }
 
     fn needs_heads(&self) -> bool {

@@ -96,14 +96,15 @@ fn units_that_are_not_trained_take_less_time_and_memory() {
 }
 
 /// Adapters of four blocks have 28,672 parameters, and the head of the 1,000 classes that a plan
-/// without images has, 129,000; the others of about 950,000 have neither moments nor gradients.
+/// without images has, 129,000; the others of about 950,000 have neither moments nor gradients. That
+/// head is trained in both runs, and so is a sixth of the gradients without adapters.
 #[test]
 fn adapters_take_less_memory() {
     let args = ["--recipe", "classify_cifar", "--ranks", "1", "--gpu", "h100", "--memory-gb", "200"];
     let adapter = ["--set", "optim.adapter={rank=4, alpha=8}"];
     let all = json(&args);
     let adapted = json(&[&args[..], &adapter].concat());
-    for (key, most) in [("state_bytes", 0.5), ("gradient_bytes", 0.1)] {
+    for (key, most) in [("state_bytes", 0.5), ("gradient_bytes", 0.2)] {
         let before = all["rows"][0][key].as_f64().unwrap();
         let after = adapted["rows"][0][key].as_f64().unwrap();
         assert!(after > 0.0 && after < most * before, "{key}: {after}, without adapters {before}");

@@ -369,7 +369,12 @@ impl Probe for Scripted {
     }
 
     fn watched(&self) -> Option<WatchedScore> {
-        Some(WatchedScore { name: "score".into(), is_higher_better: true, images: "a script".into() })
+        Some(WatchedScore {
+            name: "score".into(),
+            is_higher_better: true,
+            images: "a script".into(),
+            fingerprint: String::new(),
+        })
     }
 
     fn run(

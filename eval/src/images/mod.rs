@@ -496,6 +496,21 @@ impl ImageSet {
         Ok(self.source.recognition()?)
     }
 
+    /// Returns a hash that identifies the images with their classes, wherever they are: by
+    /// [`ImageSet::recognition`].
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] if a shard cannot be read.
+    pub fn identity(&self) -> Result<u64, EvalError> {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        hash.update(format!("{:016x} {:?}\n", self.recognition()?, self.classes).as_bytes());
+        for (index, label) in self.indices.iter().zip(&self.labels) {
+            let several = self.several.get(index);
+            hash.update(format!("{index} {label:?} {several:?}\n").as_bytes());
+        }
+        Ok(hash.digest())
+    }
+
     /// Returns whether the other set may hold the same images, without reading any.
     pub fn may_equal(&self, other: &Self) -> bool {
         self.indices == other.indices && self.source.has_listing_of(&other.source)

@@ -188,15 +188,15 @@ fn gradients_are_those_of_one_graph() {
             take_steps(&adapted_plan, &mut adapted, 2);
             let mut whole = trainer(&plan);
             copy_sums(&adapted, &mut whole);
-            let of_sums = gradients(&plan, &whole);
+            let sum_gradients = gradients(&plan, &whole);
             let actual = gradients(&adapted_plan, &adapted);
-            assert_eq!(actual.len(), of_sums.len());
+            assert_eq!(actual.len(), sum_gradients.len());
             let network = adapted.state.network(trained_network(&plan).name).unwrap();
             for (unit, shard) in network.shards.iter().enumerate() {
                 let name = format!("{}: {}", shard.layout.name, pair(&plan));
-                let mut expected = of_sums[unit].clone();
+                let mut expected = sum_gradients[unit].clone();
                 if let Some(base) = network.bases.get(&unit) {
-                    expected = gradient_by_graph(shard, base, &of_sums[unit]);
+                    expected = gradient_by_graph(shard, base, &sum_gradients[unit]);
                 } else if unit < network.n_backbone {
                     expected.fill(0.0);
                     assert!(actual[unit] == expected, "{name}");

@@ -22,7 +22,8 @@ pub struct UnitShard {
     pub weights: ShardWeights,
     /// Whether the weights are also rounded to bf16, for products, by an update that supports it.
     pub is_rounded: bool,
-    /// Moments of the optimizer; empty in networks other than the trained one.
+    /// Moments of the optimizer; empty where no parameter is trained: in other networks, and in
+    /// weights that have adapters or stay fixed beside them.
     pub moments: Vec<Buffer>,
     /// Number of updates of the moments of each parameter. Frozen steps do not count, as in
     /// PyTorch, where a parameter without gradient has no step.

@@ -87,6 +87,13 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;
     if let Some(patience) = run.patience {
         within("run.patience", patience as f64, 1.0, MAX_COUNT)?;
+        let method = &recipe.method;
+        if method.classes().is_none() && method.pixel_classes().is_none() {
+            return Err(format!(
+                "run.patience: {} learns without labels, and is not validated: remove it",
+                method.title()
+            ));
+        }
     }
     if let Some(segment) = run.segment {
         within("run.segment", segment as f64, 1.0, MAX_COUNT)?;

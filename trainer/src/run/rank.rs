@@ -44,6 +44,9 @@ pub(super) struct Run<'a> {
     validations: Option<Validations>,
     /// Whether the run ends after the step that it has just taken, although steps are left.
     ends_early: bool,
+    /// Whether rank 0 has no number of a validation that was due after the last step. Nothing is
+    /// saved after it, so that a run that resumes measures it again.
+    has_lost_validation: bool,
     saved_step: u64,
     last_save: Instant,
     n_rollbacks: u64,
@@ -106,6 +109,9 @@ impl<'a> Run<'a> {
             let mut earlier = Validations::read(job.workdir).inspect_err(give_up)?.unwrap_or_default();
             earlier.patience = plan.recipe.run.patience;
             earlier.go_back_to(first);
+            if let Some(lost) = earlier.forget_if_not_kept(&folder, first) {
+                observer.warned(&lost);
+            }
             saver.keep(earlier.kept_step());
             if first > 0 {
                 // A run that was killed between a checkpoint and the pruning left one too many.
@@ -128,6 +134,7 @@ impl<'a> Run<'a> {
             stream,
             validations,
             ends_early: false,
+            has_lost_validation: false,
             saved_step: first,
             last_save: Instant::now(),
             n_rollbacks: 0,
@@ -156,7 +163,9 @@ impl<'a> Run<'a> {
         observer: &mut dyn Observer,
     ) -> Result<Outcome, TrainError> {
         if self.trainer.state.step >= self.plan.total_steps {
+            let written = self.write_validations(false);
             self.leave()?;
+            written?;
             return Ok(Outcome::Finished);
         }
         if self.has_ended_early(probes, observer)? {
@@ -191,7 +200,9 @@ impl<'a> Run<'a> {
                     let step = self.trainer.state.step - 1;
                     return self.end_together(TrainError::NotFinite { step, n_steps });
                 }
-                self.save()?;
+                if !self.has_lost_validation {
+                    self.save()?;
+                }
                 self.finish_saving()?;
                 return self.finish();
             }
@@ -210,30 +221,47 @@ impl<'a> Run<'a> {
         probes: &[Box<dyn Probe>],
         observer: &mut dyn Observer,
     ) -> Result<bool, TrainError> {
-        let Some(watched) = probes.iter().find_map(|probe| probe.watched()) else { return Ok(false) };
+        let watched = probes.iter().find_map(|probe| probe.watched());
+        let is_watched = watched.is_some();
         let mut has_ended = false;
-        if let Some(validations) = &mut self.validations {
-            if validations.watch(watched) {
+        if let Some(validations) = &mut self.validations
+            && let Some(watched) = watched
+        {
+            // A run that has ended stays ended, whatever it is scored on now.
+            has_ended = validations.end_step().is_some();
+            if !has_ended && validations.watch(watched) {
                 observer.warned(&format!(
                     "the run was validated on other images before: those numbers are not compared with {} on \
                      {}",
                     validations.score, validations.images
                 ));
+                self.saver.keep(validations.kept_step());
             }
-            has_ended = validations.end_step().is_some();
-            // The ranks vote on a failure with the first batch, or with their last word.
-            self.failure = validations.write(self.job.workdir).err();
         }
-        if self.plan.recipe.run.patience.is_none() {
+        // The ranks vote on a failure with the first batch, or with their last word.
+        self.failure = self.write_validations(is_watched).err();
+        if !is_watched || self.plan.recipe.run.patience.is_none() {
             return Ok(false);
         }
         let n_ended = self.trainer.comm.all_reduce("validations", vec![vote(has_ended)], Reduction::Sum)?[0];
         Ok(n_ended > 0.0)
     }
 
+    /// Writes the numbers by which the run is validated, on rank 0: with the patience of this
+    /// start, also if no probe measures them any more. Writes nothing if there are none, unless
+    /// `is_watched`.
+    fn write_validations(&self, is_watched: bool) -> Result<(), TrainError> {
+        match &self.validations {
+            Some(validations) if is_watched || !validations.numbers.is_empty() => {
+                validations.write(self.job.workdir)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Adds `value`, the number that the run watches, if it was due after the last step, and
     /// returns whether it is the best so far: then all ranks save. Decides whether the run ends
-    /// early. All ranks call it; rank 0 knows the number.
+    /// early, and whether the number is lost. All ranks call it; rank 0 knows the number.
     fn count_validation(
         &mut self,
         probes: &[Box<dyn Probe>],
@@ -245,21 +273,24 @@ impl<'a> Run<'a> {
         }
         let mut is_best = false;
         let mut ends_early = false;
-        if let Some(validations) = &mut self.validations
-            && let Some(value) = value
-            && self.failure.is_none()
-        {
-            validations.add(done, value);
-            is_best = validations.kept_step() == Some(done);
-            ends_early = validations.end_step().is_some();
-            self.saver.keep(validations.kept_step());
-            self.failure = validations.write(self.job.workdir).err();
+        let mut is_lost = false;
+        if let Some(validations) = &mut self.validations {
+            match value {
+                Some(value) if self.failure.is_none() => {
+                    validations.add(done, value);
+                    is_best = validations.kept_step() == Some(done);
+                    ends_early = validations.end_step().is_some();
+                    self.saver.keep(validations.kept_step());
+                    self.failure = validations.write(self.job.workdir).err();
+                    is_lost = self.failure.is_some();
+                }
+                // Without a failure the probe has no such number, and would have none again.
+                _ => is_lost = self.failure.is_some(),
+            }
         }
-        if self.plan.recipe.run.patience.is_none() {
-            return Ok(false);
-        }
-        let votes = vec![vote(is_best), vote(ends_early)];
+        let votes = vec![vote(is_best), vote(ends_early), vote(is_lost)];
         let agreed = self.trainer.comm.all_reduce("validation", votes, Reduction::Sum)?;
+        self.has_lost_validation = agreed[2] > 0.0;
         self.ends_early = agreed[1] > 0.0;
         Ok(agreed[0] > 0.0)
     }
@@ -342,7 +373,7 @@ impl<'a> Run<'a> {
         let done = self.trainer.state.step;
         let every_steps = self.plan.recipe.run.checkpoint_every_steps;
         let is_due = is_best || done.is_multiple_of(every_steps) || report.votes.due > 0.0;
-        if is_due && report.finite {
+        if is_due && report.finite && !self.has_lost_validation {
             self.enter(step, "checkpoint");
             self.save()?;
         }
@@ -446,7 +477,8 @@ impl<'a> Run<'a> {
         agreed: Votes,
         observer: &mut dyn Observer,
     ) -> Result<Outcome, TrainError> {
-        let saved = self.save().and_then(|()| self.finish_saving());
+        let saved = if self.has_lost_validation { Ok(()) } else { self.save() };
+        let saved = saved.and_then(|()| self.finish_saving());
         let next = self.failure.take().map_or(next, Next::Failed);
         match next {
             Next::Failed(error) => {

@@ -35,6 +35,9 @@ pub struct Validations {
     pub is_higher_better: bool,
     /// Images on which it is measured, in words.
     pub images: String,
+    /// Hash that identifies these images; empty if it is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub fingerprint: String,
     /// `run.patience` of the newest start. Without it, the result of the run is its last weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,
@@ -68,7 +71,11 @@ impl Validations {
         };
         match serde_json::from_slice(&text) {
             Ok(validations) => Ok(Some(validations)),
-            Err(error) => Err(TrainError::io("read", &path, error.into())),
+            Err(error) => {
+                let reason =
+                    format!("{error}; remove it: the run goes on, and validations are compared anew");
+                Err(TrainError::io("read", &path, io::Error::new(ErrorKind::InvalidData, reason)))
+            }
         }
     }
 
@@ -88,10 +95,35 @@ impl Validations {
         self.numbers.retain(|validation| validation.step <= step);
     }
 
+    /// Forgets all numbers if the weights of the best one are not in the folder `checkpoints`: a
+    /// run without patience keeps the newest alone. Returns what to warn about then, in a run that
+    /// goes on from step `first`.
+    pub(super) fn forget_if_not_kept(&mut self, checkpoints: &Path, first: u64) -> Option<String> {
+        let best = self.kept_step()?;
+        if steps(checkpoints).iter().any(|(saved_step, _)| *saved_step == best) {
+            return None;
+        }
+        self.numbers.clear();
+        Some(format!(
+            "the weights after step {best}, the best so far by {}, were not kept, because the run had no \
+             run.patience then: validations are compared from step {first} on",
+            self.score
+        ))
+    }
+
+    /// Returns whether `watched` was measured on the images of the numbers: by their fingerprints
+    /// where both have one, else by their words.
+    fn has_images_of(&self, watched: &WatchedScore) -> bool {
+        if self.fingerprint.is_empty() || watched.fingerprint.is_empty() {
+            return self.images == watched.images;
+        }
+        self.fingerprint == watched.fingerprint
+    }
+
     /// Sets the number that is watched. Earlier ones are forgotten if they were measured on other
     /// images, or are other numbers; returns whether there were any.
     pub(super) fn watch(&mut self, watched: WatchedScore) -> bool {
-        let is_known = self.score == watched.name && self.images == watched.images;
+        let is_known = self.score == watched.name && self.has_images_of(&watched);
         let is_same = is_known && self.is_higher_better == watched.is_higher_better;
         let forgets = !is_same && !self.numbers.is_empty();
         if !is_same {
@@ -100,6 +132,7 @@ impl Validations {
         self.score = watched.name;
         self.is_higher_better = watched.is_higher_better;
         self.images = watched.images;
+        self.fingerprint = watched.fingerprint;
         forgets
     }
 
@@ -213,7 +246,12 @@ mod tests {
     use super::*;
 
     fn watched(is_higher_better: bool) -> WatchedScore {
-        WatchedScore { name: "top1".into(), is_higher_better, images: "9 images of val".into() }
+        WatchedScore {
+            name: "top1".into(),
+            is_higher_better,
+            images: "9 images of val".into(),
+            fingerprint: String::new(),
+        }
     }
 
     /// Returns a run with these numbers, one every ten steps.
@@ -320,6 +358,41 @@ mod tests {
         assert_eq!((run.numbers.len(), run.images.as_str()), (0, "9 images of others"));
     }
 
+    /// Images are recognized by their fingerprint: moved ones are the same, and others of the same
+    /// name are others. A run without one has words alone.
+    #[test]
+    fn images_are_recognized_by_their_fingerprint() {
+        let first = WatchedScore { fingerprint: "a".into(), ..watched(true) };
+        let moved = WatchedScore { images: "9 images of moved/val".into(), ..first.clone() };
+        let others = WatchedScore { fingerprint: "b".into(), ..moved.clone() };
+        let mut run = validations(&[50.0, 60.0], true, Some(2));
+        assert!(!run.watch(first), "the same words");
+        assert!(!run.watch(moved), "the same fingerprint");
+        assert_eq!((run.numbers.len(), run.images.as_str()), (2, "9 images of moved/val"));
+        assert!(run.watch(others), "another fingerprint");
+        assert_eq!((run.numbers.len(), run.fingerprint.as_str()), (0, "b"));
+    }
+
+    /// The result of a run with patience is one of the weights that are saved.
+    #[test]
+    fn numbers_without_saved_weights_are_forgotten_with_patience() {
+        let folder = tempfile::tempdir().unwrap();
+        for step in [30, 40] {
+            fs::create_dir(folder.path().join(format!("step-{step:010}"))).unwrap();
+        }
+        let values = [50.0, 60.0, 59.0, 58.0];
+        let mut none = validations(&values, true, None);
+        assert_eq!(none.forget_if_not_kept(folder.path(), 40), None);
+        assert_eq!(none.numbers.len(), 4);
+        let mut pruned = validations(&values, true, Some(3));
+        let warning = pruned.forget_if_not_kept(folder.path(), 40).unwrap();
+        assert!(warning.contains("after step 20") && warning.contains("from step 40 on"), "{warning}");
+        assert_eq!((pruned.numbers.len(), pruned.kept_step(), pruned.end_step()), (0, None, None));
+        let mut kept = validations(&[50.0, 60.0, 61.0, 58.0], true, Some(3));
+        assert_eq!(kept.forget_if_not_kept(folder.path(), 40), None);
+        assert_eq!(kept.kept_step(), Some(30));
+    }
+
     /// A number is read as it was written, to the last bit.
     #[test]
     fn numbers_are_read_as_they_were_written() {
@@ -329,6 +402,7 @@ mod tests {
         run.write(folder.path()).unwrap();
         assert_eq!(Validations::read(folder.path()).unwrap(), Some(run));
         fs::write(folder.path().join(VALIDATIONS), "{").unwrap();
-        assert!(matches!(Validations::read(folder.path()), Err(TrainError::Io { .. })));
+        let error = Validations::read(folder.path()).unwrap_err();
+        assert!(matches!(error, TrainError::Io { .. }) && error.to_string().contains("remove it"), "{error}");
     }
 }

@@ -43,7 +43,7 @@ use super::scalars::Scalars;
 use super::segments::Segments;
 use super::sharded::{Observation, Overwritten, ShardedNet};
 use super::state::{NetworkState, TrainState};
-use super::upload::{BatchUploader, DeviceBatch};
+use super::upload::{BatchUploader, DeviceBatch, view_masks};
 use super::weights::gather_requests;
 use crate::method::Method;
 use crate::method::network::UpdateRule;
@@ -256,10 +256,7 @@ impl Trainer {
         entering: &mut dyn FnMut(&'static str),
     ) -> Result<Gradients, EngineError> {
         let n_images = batch.samples.len();
-        let mut masks: Vec<ViewMasks> = Vec::new();
-        if self.state.method.reads_pixel_classes() {
-            masks.extend(batch.samples.iter().map(|views| views.masks.clone()));
-        }
+        let masks = view_masks(batch, self.state.method.reads_pixel_classes());
         self.compute_gradients(
             n_images,
             batch.labels.clone(),

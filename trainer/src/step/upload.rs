@@ -80,10 +80,7 @@ impl BatchUploader {
             }
             batches.push(groups);
         }
-        let mut masks: Vec<ViewMasks> = Vec::new();
-        if self.reads_masks {
-            masks.extend(batch.samples.iter().map(|views| views.masks.clone()));
-        }
+        let masks = view_masks(batch, self.reads_masks);
         let n_images = batch.samples.len();
         DeviceBatch { n_images, labels: batch.labels.clone(), masks, batches, sizes_px }
     }
@@ -182,6 +179,18 @@ impl BatchUploader {
         }
         by_input
     }
+}
+
+/// Returns the classes of the pixels of the views of each image of `batch`; none unless the method
+/// reads them, `reads_masks`.
+pub(super) fn view_masks(batch: &Batch, reads_masks: bool) -> Vec<ViewMasks> {
+    let mut masks = Vec::new();
+    if reads_masks {
+        for views in &batch.samples {
+            masks.push(views.masks.clone());
+        }
+    }
+    masks
 }
 
 /// A batch to send, and the channel for its delivery.
