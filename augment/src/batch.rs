@@ -327,8 +327,7 @@ impl<S: Source> Worker<S> {
 /// [`AugmentError::Mask`].
 fn decode_mask(bytes: Option<&[u8]>, image_px: [u32; 2], n_classes: usize) -> Result<Mask, AugmentError> {
     let Some(bytes) = bytes else { return Err(AugmentError::Mask("there is none".into())) };
-    let mask = Mask::decode(bytes).map_err(AugmentError::Mask)?;
-    mask.check_size(image_px).map_err(AugmentError::Mask)?;
+    let mask = Mask::decode_for(bytes, image_px).map_err(AugmentError::Mask)?;
     mask.check_classes(n_classes).map_err(AugmentError::Mask)?;
     Ok(mask)
 }

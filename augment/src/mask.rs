@@ -19,9 +19,6 @@ use crate::{MultiCrop, SampleKey, Transform};
 /// Class of pixels that do not count.
 pub const IGNORED_CLASS: u8 = 255;
 
-/// Maximum number of pixels of a mask, checked before decoding.
-const MAX_PIXELS: u64 = 89_478_485;
-
 /// Classes of an image's pixels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mask {
@@ -31,11 +28,26 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// Decodes a PNG. Classes are the palette's indices, not its colors.
+    /// Decodes a PNG of at most `max_pixels`. Classes are the palette's indices, not its colors.
     ///
     /// # Errors
-    /// A message if the bytes are not a PNG of one channel or with a palette.
-    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+    /// A message if the bytes are not a PNG of one channel or with a palette, or it has more
+    /// pixels, which its header tells before anything is allocated.
+    pub fn decode(bytes: &[u8], max_pixels: u64) -> Result<Self, String> {
+        Self::read(bytes, max_pixels, None)
+    }
+
+    /// Decodes the mask of an image of `image_px`, as [`Mask::decode`] does. The size of the image
+    /// is the limit.
+    ///
+    /// # Errors
+    /// Those of [`Mask::decode`], and a message if the mask has another size by its header.
+    pub(crate) fn decode_for(bytes: &[u8], image_px: [u32; 2]) -> Result<Self, String> {
+        Self::read(bytes, u64::MAX, Some(image_px))
+    }
+
+    /// Decodes a PNG of at most `max_pixels`, and of the size `image_px` if that is given.
+    fn read(bytes: &[u8], max_pixels: u64, image_px: Option<[u32; 2]>) -> Result<Self, String> {
         let mut reader =
             png::Decoder::new(Cursor::new(bytes)).read_info().map_err(|error| error.to_string())?;
         let info = reader.info();
@@ -48,8 +60,13 @@ impl Mask {
                 "a mask has one channel of at most 8 bits or a palette, not {color:?} of {bits} bits"
             ));
         }
-        if u64::from(width_px) * u64::from(height_px) > MAX_PIXELS {
-            return Err(format!("{width_px} x {height_px} pixels exceed the limit"));
+        if let Some(image_px) = image_px {
+            check_sizes([width_px, height_px], image_px)?;
+        }
+        if u64::from(width_px) * u64::from(height_px) > max_pixels {
+            return Err(format!(
+                "{width_px} x {height_px} pixels exceed the limit of {max_pixels}, data.max_pixels"
+            ));
         }
         let mut raw = vec![0; reader.output_buffer_size().ok_or("it is too large")?];
         let frame = reader.next_frame(&mut raw).map_err(|error| error.to_string())?;
@@ -88,12 +105,7 @@ impl Mask {
     /// # Errors
     /// A message with both sizes.
     pub fn check_size(&self, image_px: [u32; 2]) -> Result<(), String> {
-        let [mask_width, mask_height] = self.size_px();
-        let [width, height] = image_px;
-        if [mask_width, mask_height] == [width, height] {
-            return Ok(());
-        }
-        Err(format!("it has {mask_width} x {mask_height} pixels, but its image has {width} x {height}"))
+        check_sizes(self.size_px(), image_px)
     }
 
     /// Checks that all pixels that count are of the first `n_classes` classes.
@@ -182,6 +194,16 @@ impl Mask {
     }
 }
 
+/// Checks that a mask of `mask_px` has the size of its image, `image_px`.
+fn check_sizes(mask_px: [u32; 2], image_px: [u32; 2]) -> Result<(), String> {
+    if mask_px == image_px {
+        return Ok(());
+    }
+    let [mask_width, mask_height] = mask_px;
+    let [width, height] = image_px;
+    Err(format!("it has {mask_width} x {mask_height} pixels, but its image has {width} x {height}"))
+}
+
 /// Returns the pixel among `n_from` that each of `n_to` pixels reads by nearest neighbor, along one
 /// axis. Positions are sums of steps, as in Pillow, whose last bits differ from those of products.
 fn nearest(n_from: u32, n_to: u32) -> impl Iterator<Item = u32> {
@@ -225,14 +247,28 @@ mod tests {
     #[test]
     fn classes_are_values_or_palette_indices() {
         let gray = encoded(png::ColorType::Grayscale, png::BitDepth::Eight, [2, 2], &[0, 7, 255, 3]);
-        let gray = Mask::decode(&gray).expect("a mask");
+        let gray = Mask::decode(&gray, 4).expect("a mask");
         assert_eq!((gray.classes(), gray.class_range()), (&[0, 7, 255, 3][..], Some([0, 7])));
         let palette =
             encoded(png::ColorType::Indexed, png::BitDepth::Four, [3, 2], &[0x12, 0x30, 0x45, 0x60]);
-        assert_eq!(Mask::decode(&palette).expect("a mask").classes, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(Mask::decode(&palette, 6).expect("a mask").classes, [1, 2, 3, 4, 5, 6]);
         let colors = encoded(png::ColorType::Rgb, png::BitDepth::Eight, [1, 1], &[1, 2, 3]);
-        assert!(Mask::decode(&colors).expect_err("colors").contains("Rgb of 8"));
-        assert!(Mask::decode(b"no picture").is_err());
+        assert!(Mask::decode(&colors, 1).expect_err("colors").contains("Rgb of 8"));
+        assert!(Mask::decode(b"no picture", 1).is_err());
+    }
+
+    /// The header alone is read: the pixels are missing.
+    #[test]
+    fn masks_of_other_sizes_are_refused_by_their_header() {
+        let whole = encoded(png::ColorType::Grayscale, png::BitDepth::Eight, [2, 2], &[0, 7, 255, 3]);
+        assert_eq!(Mask::decode_for(&whole, [2, 2]).expect("a mask").size_px(), [2, 2]);
+        let n_bytes = whole.windows(4).position(|name| name == b"IDAT").expect("pixels") + 4;
+        let cut = &whole[..n_bytes];
+        let reason = Mask::decode(cut, 3).expect_err("a pixel too many");
+        assert_eq!(reason, "2 x 2 pixels exceed the limit of 3, data.max_pixels");
+        let reason = Mask::decode_for(cut, [2, 3]).expect_err("another size");
+        assert_eq!(reason, "it has 2 x 2 pixels, but its image has 2 x 3");
+        assert!(Mask::decode(cut, 4).is_err(), "no pixels");
     }
 
     #[test]

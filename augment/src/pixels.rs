@@ -96,6 +96,11 @@ impl DecodeRules {
         Decoding { apply_exif, background, bits_used, no_data }
     }
 
+    /// Returns the maximum number of pixels of an image of this format, and so of a mask.
+    pub fn max_image_pixels(&self) -> u64 {
+        self.max_pixels.saturating_mul(3) / self.format.n_channels.max(1) as u64
+    }
+
     /// Checks the dimensions that the header of an image states.
     pub(crate) fn check(&self, width_px: u32, height_px: u32) -> Result<(), AugmentError> {
         if u64::from(width_px) * u64::from(height_px) > self.max_pixels {

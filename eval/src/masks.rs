@@ -62,7 +62,10 @@ pub fn survey_masks(images: &ImageSet, decodes: bool) -> Result<MaskSurvey, Eval
 /// Reads the mask of `image`, if it has one.
 fn see_mask(images: &ImageSet, image: usize, decodes: bool) -> Result<Option<SeenMask>, EvalError> {
     let Some(bytes) = images.encoded_mask(image)? else { return Ok(None) };
-    let classes = if decodes { Mask::decode(&bytes).map(|mask| mask.class_range()) } else { Ok(None) };
+    let mut classes = Ok(None);
+    if decodes {
+        classes = Mask::decode(&bytes, images.max_image_pixels()).map(|mask| mask.class_range());
+    }
     Ok(Some(SeenMask { hash: xxh3_64(&bytes), classes }))
 }
 

@@ -239,7 +239,7 @@ fn masks_equal_pillow() {
     let pixels = image::GrayImage::from_raw(37, 29, golden("mask_input")).unwrap();
     let mut png = std::io::Cursor::new(Vec::new());
     pixels.write_to(&mut png, image::ImageFormat::Png).unwrap();
-    let mask = Mask::decode(png.get_ref()).unwrap();
+    let mask = Mask::decode(png.get_ref(), 37 * 29).unwrap();
     assert!(mask.classes() == golden("mask_input"));
     let crop = CropBox { left_px: 5, top_px: 3, width_px: 27, height_px: 22 };
     for [w, h] in MASK_SIZES {

@@ -345,7 +345,12 @@ impl ImageSet {
     /// Errors of [`ImageSet::mask`].
     fn decoded_mask(&self, i: usize) -> Result<Option<Mask>, EvalError> {
         let Some(bytes) = self.encoded_mask(i)? else { return Ok(None) };
-        Mask::decode(&bytes).map(Some).map_err(|reason| self.bad_mask(i, reason))
+        Mask::decode(&bytes, self.max_image_pixels()).map(Some).map_err(|reason| self.bad_mask(i, reason))
+    }
+
+    /// Returns the maximum number of pixels of an image, and so of a mask.
+    pub(crate) fn max_image_pixels(&self) -> u64 {
+        self.rules.max_image_pixels()
     }
 
     /// Returns the error of image `i`, whose mask cannot be used for `reason`.

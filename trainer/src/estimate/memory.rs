@@ -99,6 +99,8 @@ struct WeightBuffer {
     /// Number of 32-bit words of the buffer of their sums with adapters, and of the adapters; 0 for
     /// a unit without adapters.
     n_merged_words: usize,
+    /// Number of 32-bit words of these sums before they are rounded; 0 where they are not.
+    n_unrounded_words: usize,
     /// Whether the buffer is of the pool: the weights come from other ranks or from host memory,
     /// and are not kept until the backward pass.
     is_pooled: bool,
@@ -117,11 +119,14 @@ impl WeightBuffer {
             let n_words = if is_moved { word_count(numel, DType::F32) } else { 0 };
             let n_adapter_words = word_count(placed.adapters(unit) as usize, DType::F32);
             let n_merged_words = word_count(numel, dtype) + n_adapter_words;
-            return Self { n_words, n_merged_words, is_pooled: is_moved };
+            let is_rounded = dtype != DType::F32;
+            let n_unrounded_words = if is_rounded { word_count(numel, DType::F32) } else { 0 };
+            return Self { n_words, n_merged_words, n_unrounded_words, is_pooled: is_moved };
         }
         let has_buffer = is_moved || dtype != DType::F32;
         let n_words = if has_buffer { word_count(numel, dtype) } else { 0 };
-        Self { n_words, n_merged_words: 0, is_pooled: is_moved && !is_kept }
+        let is_pooled = is_moved && !is_kept;
+        Self { n_words, n_merged_words: 0, n_unrounded_words: 0, is_pooled }
     }
 }
 
@@ -202,14 +207,17 @@ impl Walk {
     }
 
     /// Replaces the buffer of weights that have arrived by that of their sums with adapters, if the
-    /// unit has some.
+    /// unit has some. The weights, the sums and the rounded sums are in memory at the same time.
     fn merge(&mut self, buffer: WeightBuffer) -> WeightBuffer {
         if buffer.n_merged_words == 0 {
             return buffer;
         }
-        self.n_used_words += buffer.n_merged_words;
+        self.n_used_words += buffer.n_merged_words + buffer.n_unrounded_words;
+        self.check(self.gradients.at_end_bytes());
+        self.n_used_words -= buffer.n_unrounded_words;
         self.release(buffer);
-        WeightBuffer { n_words: buffer.n_merged_words, n_merged_words: 0, is_pooled: false }
+        let n_words = buffer.n_merged_words;
+        WeightBuffer { n_words, n_merged_words: 0, n_unrounded_words: 0, is_pooled: false }
     }
 
     fn release(&mut self, buffer: WeightBuffer) {
@@ -345,7 +353,12 @@ mod tests {
 
     /// Takes a buffer of the pool.
     fn take(walk: &mut Walk, n_words: usize) -> WeightBuffer {
-        walk.gathers.push_back(WeightBuffer { n_words, n_merged_words: 0, is_pooled: true });
+        walk.gathers.push_back(WeightBuffer {
+            n_words,
+            n_merged_words: 0,
+            n_unrounded_words: 0,
+            is_pooled: true,
+        });
         walk.look_ahead();
         walk.in_transfer.take().unwrap()
     }
@@ -400,6 +413,15 @@ mod tests {
         assert_eq!(needed.gradient_bytes, F32 * 64.0);
         assert_eq!(needed.gathered_bytes, F32 * (1024.0 + 64.0));
         assert_eq!(model.checkpoint_numel(), 1024 + 64 + 128 + 64);
+    }
+
+    /// By hand: sums of 1024 elements in f32, the same in bf16, and adapters of 64.
+    #[test]
+    fn sums_with_adapters_are_in_memory_before_they_are_rounded() {
+        let adapted = UnitCost { numel: 1024, n_adapters: Some(64), ..UnitCost::empty("unit") };
+        let model = ModelCost::with_backbone(vec![adapted]);
+        let rounded = Placement { precision: Precision::BF16, ..Placement::one_image_each(1) };
+        assert_eq!(memory(&model, &rounded).gathered_bytes, F32 * (1024.0 + 512.0 + 64.0));
     }
 
     /// A unit of two ranks that keeps its weights, and one of a rank that rounds them.

@@ -310,6 +310,16 @@ mod tests {
         Outputs::new(features.clone(), HeadOutputs::new(n, &features, by_name))
     }
 
+    /// Returns the outputs of a network for one image, whose views of one cell each have these
+    /// scores of two classes.
+    fn outputs_of_views(scores: &[[f32; 2]]) -> Outputs {
+        let n = scores.len();
+        let features = vec![Tokens::on_grid(Tensor::zeros([n, 1, 2], &Device::flex()), [1, 1])];
+        let scores = Tensor::from_data(TensorData::new(scores.concat(), [1, n, 2]), &Device::flex());
+        let by_name = BTreeMap::from([(HEAD, vec![HeadOutput::from_views(scores)])]);
+        Outputs::new(features.clone(), HeadOutputs::new(1, &features, by_name))
+    }
+
     /// Returns the mean loss of micro-batches of one image each, with these scores and masks.
     fn loss(scores: &[[f32; 2]], masks: &[[u8; 4]]) -> f64 {
         let method = build(&config(&["sea", "land"]), MultiCrop::single(16)).unwrap();
@@ -350,6 +360,31 @@ mod tests {
         let expected = (losses[0][0] + losses[0][1] + losses[1][1]) / 3.0;
         assert!((some - expected).abs() < 1e-6, "{some} {expected}");
         assert_eq!(loss(&scores, &[[255; 4]; 2]), 0.0, "no pixel counts");
+    }
+
+    /// Two views of one cell, of which the first is all sea and the second all land.
+    #[test]
+    fn each_view_is_compared_with_its_own_mask() {
+        let mut views = MultiCrop::single(16);
+        views.crops[0].count = 2;
+        let method = build(&config(&["sea", "land"]), views).unwrap();
+        let trained = [outputs_of_views(&[[5.0, -5.0], [-5.0, 5.0]])];
+        let comm = Communicator::solo();
+        let mut losses = Vec::new();
+        for mask in [[0, 0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0]] {
+            let masks: Vec<Vec<ViewMasks>> = vec![vec![vec![mask.to_vec()]]];
+            let batch = BatchOutputs {
+                trained: &trained,
+                others: &[],
+                labels: &[],
+                masks: &masks,
+                columns: None,
+                score: &|_, x| x,
+            };
+            let prepared = method.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
+            losses.push(prepared.micro_batch_loss(0, &trained[0]).loss.into_scalar::<f32>());
+        }
+        assert!(losses[0] < 1e-3 && losses[1] > 8.0, "{losses:?}");
     }
 
     #[test]

@@ -76,8 +76,8 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Checks that the backbone of the trained network has the units that are to be trained, that
-/// something is trained, and that the token for masked patches is, if the network sees it.
+/// Checks that the backbone of the trained network has the units that are to be trained, and that
+/// something is trained.
 fn check_trained_units(recipe: &Recipe, networks: &[NetworkSpec]) -> Result<(), String> {
     let Some(n_trained) = recipe.optim.trained_units else { return Ok(()) };
     let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
@@ -90,14 +90,6 @@ fn check_trained_units(recipe: &Recipe, networks: &[NetworkSpec]) -> Result<(), 
     }
     if n_trained == 0 && network.heads.is_empty() {
         return Err("optim.trained_units 0: without heads, nothing would be trained".into());
-    }
-    let sees_token = network.sees.iter().any(|views| views.masking == Masking::Replaced);
-    if n_trained < n_units && sees_token {
-        return Err(format!(
-            "optim.trained_units {n_trained}: the method shows a mask token in place of patches, which is \
-             part of the first of {n_units} units and would not be trained: remove optim.trained_units, or \
-             use a method that masks nothing"
-        ));
     }
     Ok(())
 }
@@ -268,9 +260,8 @@ mod tests {
         assert_eq!(checked(0, trained(Masking::Shown, heads())), Ok(()));
         let reason = checked(n_units + 1, trained(Masking::Shown, heads())).unwrap_err();
         assert!(reason.contains(&format!("has {n_units} units")), "{reason}");
-        let reason = checked(n_units - 1, trained(Masking::Replaced, heads())).unwrap_err();
-        assert!(reason.contains("mask token"), "{reason}");
-        assert_eq!(checked(n_units, trained(Masking::Replaced, heads())), Ok(()));
+        // The mask token stays as it is: a warning says so.
+        assert_eq!(checked(n_units - 1, trained(Masking::Replaced, heads())), Ok(()));
     }
 
     /// Of a view that is one patch, none would be left to be seen.

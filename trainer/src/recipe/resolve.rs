@@ -5,7 +5,7 @@ use kernels::device::workers::n_or_all_cores;
 use super::Recipe;
 use super::check::check;
 use super::plan::Plan;
-use super::values::{check_keys_of_algorithm, check_values};
+use super::values::{check_keys_of_algorithm, check_patience, check_values};
 use crate::error::TrainError;
 use crate::schedule::{Length, RunLength};
 
@@ -24,6 +24,7 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
     check_values(&recipe).map_err(|reason| recipe.error(reason))?;
     // Only here: plans of older releases may have such keys, and must remain readable.
     check_keys_of_algorithm(&recipe.optim).map_err(|reason| recipe.error(reason))?;
+    check_patience(&recipe).map_err(|reason| recipe.error(reason))?;
     recipe.optim.fill_defaults();
     let optim = &recipe.optim;
     let total_steps = optim.length.steps(n_samples, optim.batch_size);

@@ -87,13 +87,6 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
     within("run.data_threads (0 for one a core)", run.data_threads as f64, 0.0, 4096.0)?;
     if let Some(patience) = run.patience {
         within("run.patience", patience as f64, 1.0, MAX_COUNT)?;
-        let method = &recipe.method;
-        if method.classes().is_none() && method.pixel_classes().is_none() {
-            return Err(format!(
-                "run.patience: {} learns without labels, and is not validated: remove it",
-                method.title()
-            ));
-        }
     }
     if let Some(segment) = run.segment {
         within("run.segment", segment as f64, 1.0, MAX_COUNT)?;
@@ -107,6 +100,16 @@ pub(super) fn check_values(recipe: &Recipe) -> Result<(), String> {
         within("optim.weight_decay", optim.weight_decay()[i], 0.0, MAX_VALUE)?;
     }
     Ok(())
+}
+
+/// Rejects patience with validations in a run of a method that is not validated.
+pub(super) fn check_patience(recipe: &Recipe) -> Result<(), String> {
+    let method = &recipe.method;
+    let is_validated = method.classes().is_some() || method.pixel_classes().is_some();
+    if recipe.run.patience.is_none() || is_validated {
+        return Ok(());
+    }
+    Err(format!("run.patience: {} learns without labels, and is not validated: remove it", method.title()))
 }
 
 /// Rejects keys that the algorithm does not read, unless they have their defaults, which every plan

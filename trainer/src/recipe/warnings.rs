@@ -1,5 +1,6 @@
 //! Warnings about a plan that can be run.
 
+use networks::mask::Masking;
 use pipeline::words::{counted, thousands};
 
 use super::lengths::lengths;
@@ -9,7 +10,8 @@ use crate::method::network::UpdateRule;
 use crate::schedule::RunLength;
 
 /// Returns warnings about `plan`: lengths beyond the end of the run, batches larger than the data
-/// set, rates near zero, random weights or adapters that are not trained, settings without effect.
+/// set, rates near zero, random weights, adapters or a mask token that are not trained, settings
+/// without effect.
 pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     let length = RunLength {
         n_samples: plan.n_samples,
@@ -47,6 +49,7 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
         ));
     }
     warnings.extend(untrained_weights(plan));
+    warnings.extend(fixed_mask_token(plan));
     // A plan that can be run has a method.
     if let Ok(method) = plan.method() {
         warnings.extend(idle_setting_of_masks(&method.networks(), &plan.recipe.model));
@@ -98,6 +101,29 @@ fn untrained_weights(plan: &Plan) -> Option<String> {
     ))
 }
 
+/// Returns a warning if the method of `plan` shows a mask token, which a setting keeps from being
+/// trained.
+fn fixed_mask_token(plan: &Plan) -> Option<String> {
+    let networks = plan.method().ok()?.networks();
+    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient)?;
+    if trained.sees.iter().all(|views| views.masking != Masking::Replaced) {
+        return None;
+    }
+    let optim = &plan.recipe.optim;
+    let n_units = trained.units(&plan.recipe.model).len();
+    let key = if optim.trained_units.is_some_and(|n_trained| n_trained < n_units) {
+        "optim.trained_units"
+    } else if trained.adapter(optim.adapter).is_some() {
+        "optim.adapter"
+    } else {
+        return None;
+    };
+    Some(format!(
+        "{key}: the method shows a mask token in place of patches, which is part of the first unit and is \
+         not trained: it keeps the value of the weights that the run begins with, or zero if they lack it"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use networks::Origin;
@@ -109,6 +135,27 @@ mod tests {
     fn warnings_of(overrides: &[&str]) -> Vec<String> {
         let plan = plans(overrides).remove(0);
         warnings(&plan).into_iter().filter(|warning| warning.contains("random weights")).collect()
+    }
+
+    /// A token that is shown and trained, or never shown, needs no warning.
+    #[test]
+    fn a_mask_token_that_is_not_trained_causes_a_warning() {
+        for (setting, key) in
+            [("optim.trained_units=1", "optim.trained_units"), ("optim.lr=0.5", ""), ("run.keep=0", "")]
+        {
+            let mut n_shown = 0;
+            for plan in plans(&[setting]) {
+                let networks = plan.method().unwrap().networks();
+                let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
+                let seen = &trained.unwrap().sees;
+                let is_shown = seen.iter().any(|views| views.masking == Masking::Replaced);
+                n_shown += usize::from(is_shown);
+                let warned = fixed_mask_token(&plan);
+                assert_eq!(warned.is_some(), is_shown && !key.is_empty(), "{setting}: {warned:?}");
+                assert!(warned.is_none_or(|warning| warning.starts_with(key)));
+            }
+            assert!(n_shown > 0, "no method shows a mask token");
+        }
     }
 
     /// With weights of another run, the same settings make sense.
