@@ -306,6 +306,9 @@ pub struct Cost {
     /// Elements of gradients within the unit that the backward pass holds at a time, beside the
     /// graph.
     pub inner_gradients: Elements,
+    /// Elements in f32 that the loss of the output holds on a GPU alone: a kernel of the CPU does
+    /// without them.
+    pub loss_elements: f64,
     /// Whether the graph holds the output, from which it computes gradients on a CPU. Otherwise the
     /// gradient at the output may take its place.
     pub holds_output: bool,
@@ -314,7 +317,8 @@ pub struct Cost {
 impl Cost {
     /// Returns the cost of a pass whose graph does not hold its output.
     pub fn new(flops: f64, graph: Elements) -> Self {
-        Self { flops, graph, inner_gradients: Elements::default(), holds_output: false }
+        let inner_gradients = Elements::default();
+        Self { flops, graph, inner_gradients, loss_elements: 0.0, holds_output: false }
     }
 }
 
@@ -399,6 +403,7 @@ impl Add for Cost {
             flops: self.flops + other.flops,
             graph: self.graph + other.graph,
             inner_gradients: self.inner_gradients + other.inner_gradients,
+            loss_elements: self.loss_elements + other.loss_elements,
             holds_output: self.holds_output || other.holds_output,
         }
     }

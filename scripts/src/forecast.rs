@@ -120,7 +120,8 @@ impl Forecast {
             return None;
         }
         let model = model_cost(plan).ok()?;
-        let placement = Placement::from_plan(plan);
+        let is_gpu = device.kind != DeviceKind::Cpu;
+        let placement = Placement { is_gpu, ..Placement::from_plan(plan) };
         let memory = if device.kind == DeviceKind::Cpu {
             let resident = resident(plan, &model, &placement, n_probed, Some(dataset));
             MemoryNeed::of_processes(&resident, n_local)

@@ -13,7 +13,7 @@
 use kernels::ops::{Window, conv, gelu, layer_norm};
 use serde::{Deserialize, Serialize};
 
-use super::linear::LinearLayer;
+use super::linear::Linear;
 use crate::params::{Init, ParamSpec};
 use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
@@ -69,7 +69,8 @@ impl PixelDecoder {
             units.push(Box::new(Hidden { input, width: hidden }));
             input = hidden;
         }
-        units.push(Box::new(Scores { input, n_classes, n_pixels, init_std }));
+        let layer = Linear { name: SCORES.into(), input, output: n_classes, init_std };
+        units.push(Box::new(Scores { layer, n_pixels }));
         units
     }
 }
@@ -123,50 +124,30 @@ impl Unit for Hidden {
 
 /// A linear layer that scores the classes.
 struct Scores {
-    /// Input channels.
-    input: usize,
-    n_classes: usize,
+    layer: Linear,
     /// Number of pixels that a cell covers.
     n_pixels: usize,
-    /// Standard deviation of the initial weights; biases start at 0.
-    init_std: f32,
-}
-
-impl Scores {
-    fn layer(&self) -> LinearLayer {
-        LinearLayer {
-            prefix: String::new(),
-            input: self.input,
-            output: self.n_classes,
-            weight: Init::TruncNormal(self.init_std),
-            bias: Some(Init::Constant(0.0)),
-        }
-    }
 }
 
 impl Unit for Scores {
     fn name(&self) -> &str {
-        SCORES
+        self.layer.name()
     }
 
     fn params(&self) -> Vec<ParamSpec> {
-        self.layer().params()
+        self.layer.params()
     }
 
-    fn forward(&self, _: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
-        let layer = self.layer();
-        let mut outputs = Vec::with_capacity(streams.len());
-        for tokens in &streams {
-            outputs.push(tokens.with(layer.apply(tokens.x.clone(), cx)));
-        }
-        outputs.into()
+    fn forward(&self, stage: usize, streams: Vec<Tokens>, cx: &Context<'_>) -> StageOutput {
+        self.layer.forward(stage, streams, cx)
     }
 
-    /// Counts a graph that holds scores, targets and gradients of all pixels, as on a GPU.
+    /// Counts the scores of cells, and those of all pixels with targets and gradients, which the
+    /// loss holds on a GPU.
     fn cost(&self, groups: &[GroupShape]) -> (Cost, Vec<GroupShape>) {
         let rows: usize = groups.iter().map(GroupShape::n_rows).sum();
-        let graph = Elements::wide(3.0 * (rows * self.n_pixels * self.n_classes) as f64);
-        let cost = Cost::new(self.layer().flops(rows), graph);
-        (cost, groups.iter().map(|group| GroupShape { width: self.n_classes, ..*group }).collect())
+        let loss_elements = 3.0 * (rows * self.n_pixels * self.layer.output) as f64;
+        let (cost, outputs) = self.layer.cost(groups);
+        (Cost { loss_elements, ..cost }, outputs)
     }
 }

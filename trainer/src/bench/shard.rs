@@ -81,7 +81,7 @@ pub fn run(
     let rank_figures = vec![state, peak, median(steps_ms), median(waits_ms)];
     let worst = trainer.comm.all_reduce("figures", rank_figures, Reduction::Max)?;
     let model = model_cost(plan)?;
-    let placement = Placement::from_plan(plan);
+    let placement = Placement { is_gpu: *device != Device::flex(), ..Placement::from_plan(plan) };
     let bench = ShardBench {
         state_bytes: worst[0],
         peak_bytes: worst[1],

@@ -44,6 +44,8 @@ pub struct UnitCost {
     pub graph: Elements,
     /// Elements of gradients within the unit that the backward pass holds beside the graph.
     pub inner_gradients: Elements,
+    /// Elements in f32 that the loss of its output holds on a GPU.
+    pub loss_elements: f64,
     /// Parts of its output, by view size, if it is the last unit of a head.
     pub outputs: Vec<Vec<OutputPart>>,
     /// Share of its rows that are masked cells, whose number differs from batch to batch.
@@ -135,6 +137,7 @@ impl UnitCost {
             given: nothing,
             graph: nothing,
             inner_gradients: nothing,
+            loss_elements: 0.0,
             outputs: Vec::new(),
             masked_share: 0.0,
             holds_output: false,
@@ -493,6 +496,7 @@ fn unit_costs(units: &[Box<dyn Unit>], mut shapes: Vec<GroupShape>) -> (Vec<Unit
             given,
             graph: cost.graph,
             inner_gradients: cost.inner_gradients,
+            loss_elements: cost.loss_elements,
             outputs: Vec::new(),
             masked_share: 0.0,
             holds_output: cost.holds_output,

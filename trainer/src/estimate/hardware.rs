@@ -13,6 +13,8 @@ pub struct Hardware {
     pub speed: Speed,
     /// Types of numbers in computation, memory and transfers.
     pub precision: Precision,
+    /// Whether the ranks compute on a GPU.
+    pub is_gpu: bool,
     /// Interconnect of the ranks.
     pub fabric: Fabric,
 }

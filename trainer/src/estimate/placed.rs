@@ -107,6 +107,10 @@ impl<'a> PlacedModel<'a> {
                 Event::Loss => {
                     for unit in head {
                         work.add(unit, 1.0 + f64::from(unit.runs_twice), 1.0);
+                        if self.placement.is_gpu {
+                            // Those of a forward and a backward pass, as in `Work::add`.
+                            work.moved_elements += 6.0 * unit.loss_elements;
+                        }
                     }
                 }
                 Event::Forward { unit, .. } | Event::Repeat { unit } => work.add(&backbone[unit], 1.0, 0.0),
@@ -201,7 +205,9 @@ impl<'a> PlacedModel<'a> {
 
     /// Bytes of the unit's graph for `n_images`, with a high number of masked cells.
     pub(super) fn graph_bytes(&self, unit: &UnitCost, n_images: f64) -> f64 {
-        self.bytes(unit.graph, n_images) * self.high_ratio(unit.masked_share, n_images)
+        let loss_elements = if self.placement.is_gpu { unit.loss_elements } else { 0.0 };
+        let graph = unit.graph + Elements::wide(loss_elements);
+        self.bytes(graph, n_images) * self.high_ratio(unit.masked_share, n_images)
     }
 
     /// Bytes of gradients within `unit` that the backward pass of a micro-batch holds beside the

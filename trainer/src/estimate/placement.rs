@@ -30,10 +30,12 @@ pub struct Placement {
     pub exact_sums: bool,
     /// True if weights and moments of all networks are in host memory, and units are sent to a GPU.
     pub offload: bool,
+    /// True if ranks compute on a GPU, where some losses hold more than on a CPU.
+    pub is_gpu: bool,
 }
 
 impl Placement {
-    /// Returns the distribution of `plan`.
+    /// Returns the distribution of `plan` over ranks that compute on a CPU.
     pub fn from_plan(plan: &Plan) -> Self {
         let step = plan.step_config();
         let rank_batch = plan.recipe.optim.batch_size / plan.world_size;
@@ -49,6 +51,7 @@ impl Placement {
             precision: step.precision,
             exact_sums: plan.recipe.run.exact_sums,
             offload: step.offload,
+            is_gpu: false,
         }
     }
 
@@ -68,6 +71,7 @@ impl Placement {
             precision: Precision::default(),
             exact_sums: true,
             offload: false,
+            is_gpu: false,
         }
     }
 }

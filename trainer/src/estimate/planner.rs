@@ -139,6 +139,7 @@ impl Planner<'_> {
                 precision: hardware.precision,
                 exact_sums: settings.exact_sums,
                 offload: false,
+                is_gpu: hardware.is_gpu,
             };
             let (keep, segment) =
                 retention(model, &placement, hardware.memory_bytes, settings.keep, settings.segment);

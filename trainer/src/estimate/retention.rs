@@ -13,7 +13,7 @@ use crate::recipe::plan::{Plan, RankResources};
 /// there is.
 pub fn fit(mut plan: Plan, room: RankResources) -> Result<Plan, TrainError> {
     let model = model_cost(&plan)?;
-    let placement = Placement::from_plan(&plan);
+    let placement = Placement { is_gpu: room.is_gpu, ..Placement::from_plan(&plan) };
     let run = &plan.recipe.run;
     (plan.keep, plan.segment) = retention(&model, &placement, room.bytes, run.keep, run.segment);
     let placement = Placement { keep: plan.keep, segment: plan.segment, ..placement };

@@ -83,6 +83,7 @@ pub(super) fn read_hardware(
         },
         speed,
         precision: precision.with_defaults(gpu.is_some()),
+        is_gpu: gpu.is_some(),
         fabric: Fabric {
             ranks_per_node,
             local_bytes_per_s: link_gb_s * GB,
