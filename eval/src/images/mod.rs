@@ -620,6 +620,26 @@ mod tests {
         }
     }
 
+    /// Images in another folder are the same ones; others, or other classes, are not.
+    #[test]
+    fn sets_are_identified_by_images_and_classes() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut identities = Vec::new();
+        for (place, bytes, class) in
+            [("a", "one", "cat"), ("b", "one", "cat"), ("c", "two", "cat"), ("d", "one", "dog")]
+        {
+            let path = folder.path().join(place);
+            std::fs::write(&path, bytes).unwrap();
+            let file = ImageFile { path, name: "0.png".into(), class: Some(class.into()) };
+            let source = Source::Files(Arc::new(vec![file]));
+            let set = ImageSet::open(source, Transform::new(16), DecodeRules::default(), place).unwrap();
+            identities.push(set.identity().unwrap());
+        }
+        assert_eq!(identities[0], identities[1], "another folder");
+        assert_ne!(identities[0], identities[2], "other bytes");
+        assert_ne!(identities[0], identities[3], "another class");
+    }
+
     #[test]
     fn classes_are_numbered_by_a_list_that_has_all_of_them() {
         let set = images(&["owl", "cat", "owl"]);
