@@ -41,7 +41,7 @@ pub use features::table::Table;
 pub use images::ImageSet;
 pub use images::check::Check;
 pub use images::source::{ImageFile, Source};
-pub use masks::{MaskFlaw, MaskSurvey, PixelClass, masked_images, survey_masks};
+pub use masks::{MaskFlaw, MaskSurvey, PixelClass, masked_images, survey_masks, usable_masked_images};
 pub use measure::retrieval::{RANDOM_NETWORK, RETRIEVAL, Retrieval, retrieval};
 pub use measure::{Measures, SampleSizes, label_free};
 pub use probe::Split;

@@ -8,7 +8,7 @@ use eval::row::NetworkInfo;
 use eval::scores::{CLASSIFIER_IN_WORDS, rows, to_json};
 use eval::{Classified, ImageSet, MEAN_AVERAGE_PRECISION, Outcome, Protocol, Split, TOP_1};
 use kernels::device::Device;
-use pipeline::words::counted;
+use pipeline::words::{counted, thousands};
 use serde_json::Value;
 use session::{Classifier, Initial, InitialNetwork};
 use trainer::Plan;
@@ -125,6 +125,17 @@ impl FeatureScores {
             let words = scores.protocol.in_words(&scores.numbers);
             let transform = scores.transform;
             print_paragraph(2, &format!("{name}: {words}; fitted on {n_train} of {train}; {transform}"));
+        }
+        if is_multi_label && last.n_test != classified.n_images {
+            print_paragraph(
+                2,
+                &format!(
+                    "the features are scored on {} of the {} on which the classifier is: k-NN leaves out images \
+                     of no class",
+                    thousands(last.n_test as u64),
+                    counted(classified.n_images as u64, "image")
+                ),
+            );
         }
         for sentence in &self.weights {
             print_paragraph(2, sentence);

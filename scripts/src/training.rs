@@ -2,22 +2,28 @@
 //! it prints at its end.
 
 use std::path::Path;
+use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::bail;
+use eval::image_sets::set_name;
+use eval::{Check, ImageSet};
 use networks::probe::Probe;
 use pipeline::words::{counted, thousands};
 use pipeline::{Dataset, Progress, Storage};
 use prep::bits::report_bits;
 use prep::open::report_turned;
 use report::Start;
+use serde_json::{Value, json};
 use session::{Fitted, Initial, RetrievalProbe, Session, few_images_warning, initial_model};
 use trainer::checkpoint::steps;
-use trainer::run::Outcome;
 use trainer::run::status::Status;
+use trainer::run::{Outcome, Validations};
 use trainer::{Plan, Recipe};
 
 use crate::console::{chain, command_line, say};
+use crate::exit::PREEMPTED;
 use crate::forecast::Forecast;
 use crate::progress::{Activity, StageBar};
 use crate::run_end::print_scores;
@@ -107,6 +113,8 @@ pub(crate) fn train_session(
     let progress = RunProgress::new(rank, world_size);
     let signals = Signals::listen(stop, progress.answer())?;
     let untimed_plan = fitted.plan().clone();
+    // Images that do not fit are told before steps are timed for minutes.
+    let Probes { mut probes, mut n_images } = fitted.all_ready(probes(&fitted))?;
     let timed = {
         let is_shown = rank == 0 && fitted.is_untimed();
         let _activity =
@@ -116,7 +124,6 @@ pub(crate) fn train_session(
     let Some(fitted) = timed else {
         return Ok(Trained { plan: untimed_plan, outcome: Outcome::Stopped, dataset });
     };
-    let Probes { mut probes, mut n_images } = fitted.all_ready(probes(&fitted))?;
     let fitted = fitted.rehearsed(&mut probes, pictures::candidates_after)?;
     // Its number of images follows from the final length.
     let retrieval = RetrievalProbe::for_run(fitted.plan(), fitted.dataset(), fitted.workdir(), retrieval_bar);
@@ -236,14 +243,151 @@ pub(crate) fn print_early_end(status: &Status) {
     }
 }
 
-/// Says which weights are scored, those after `step` steps, of a run that keeps its best ones.
-pub(crate) fn describe_best(status: &Status, step: u64) -> Option<String> {
+/// Weights that are scored at the end of a run that keeps its best ones.
+pub(crate) struct ScoredWeights {
+    /// Which weights they are.
+    pub(crate) words: String,
+    /// Number of steps after which they were the best, if they are.
+    pub(crate) best_step: Option<u64>,
+}
+
+/// Describes the weights that are scored, those after `step` steps, of a run that keeps its best
+/// ones; `None` for a run that does not.
+pub(crate) fn describe_best(status: &Status, step: u64) -> Option<ScoredWeights> {
     let validations = status.validations.as_ref().filter(|validations| validations.patience.is_some())?;
-    Some(format!(
-        "weights after {} of {}, the best of {} by {}",
-        thousands(step),
-        counted(status.plan.total_steps, "step"),
-        counted(validations.numbers.len() as u64, "validation"),
-        validations.score
-    ))
+    Some(scored_weights(validations, step, status.step, status.plan.total_steps))
+}
+
+/// Describes the weights after `step` steps of a run of `total_steps` steps with `validations`, which
+/// has taken `newest` steps.
+fn scored_weights(validations: &Validations, step: u64, newest: u64, total_steps: u64) -> ScoredWeights {
+    let of_steps = format!("weights after {} of {}", thousands(step), counted(total_steps, "step"));
+    let best_step = validations.kept_step().filter(|kept| *kept == step);
+    if best_step.is_some() {
+        let n_validations = counted(validations.numbers.len() as u64, "validation");
+        let words = format!("{of_steps}, the best of {n_validations} by {}", validations.score);
+        return ScoredWeights { words, best_step };
+    }
+    // Others than the newest are the best of those that are left.
+    let which = if step == newest { ", the newest" } else { "" };
+    let reason = if validations.kept_step().is_some() {
+        "the best ones cannot be read"
+    } else {
+        "no validation has given a number"
+    };
+    ScoredWeights { words: format!("{of_steps}{which}: {reason}"), best_step }
+}
+
+/// Prints on rank 0 that a run was asked to stop, and returns the exit code of that.
+pub(crate) fn end_stopped(rank: usize, workdir: &Path) -> ExitCode {
+    if rank == 0 {
+        print_stopped(workdir);
+    }
+    ExitCode::from(PREEMPTED)
+}
+
+/// Returns the name of the test set of `shards`, other than `validation`, that of the validation
+/// set: rows and pictures of sets of one name could not be told apart.
+pub(crate) fn test_name(shards: &[String], validation: &str) -> String {
+    let name = set_name(shards);
+    if name == validation { format!("{name} test") } else { name }
+}
+
+/// Warns of what makes the scores on `images`, which were not held out, misleading, such as images
+/// that the run of `fitted` is trained on, if the run begins.
+pub(crate) fn warn_of_scored_images(fitted: &Fitted, images: &ImageSet) -> anyhow::Result<()> {
+    // Only when the run begins: images of equal length are compared byte for byte.
+    if fitted.workdir().join("plan.toml").exists() {
+        return Ok(());
+    }
+    let Some(train) = fitted.training_images() else { return Ok(()) };
+    let method = &fitted.plan().recipe.method;
+    let mut check = if method.classes().is_some() {
+        Check::new(&train, images)?
+    } else {
+        Check::without_classes(&train, images)?
+    };
+    // An image of a single class may be one of several or of none.
+    check.is_multi_label |= method.is_multi_label();
+    for warning in check.warnings() {
+        say(format!("warning: {}: {warning}", images.name));
+    }
+    Ok(())
+}
+
+/// Prints how many of `images`, which are of `n_classes` classes, were scored, and how many could
+/// not be decoded.
+pub(crate) fn print_scored_images(images: &ImageSet, n_scored: usize, n_classes: usize, n_bad: usize) {
+    out!("{} of {}, {}", counted(n_scored as u64, "image"), images.name, counted(n_classes as u64, "class"));
+    if n_bad > 0 {
+        let unusable = thousands(n_bad as u64);
+        out!("{unusable} more cannot be decoded and are left out; run `ocelli shards verify` to see why");
+    }
+}
+
+/// Returns the line of JSON of a validated run in `workdir`, which was started at `start`; scores are
+/// added to it.
+pub(crate) fn result_line(
+    status: &Status,
+    workdir: &Path,
+    start: Instant,
+    exported: Option<&Path>,
+    weights: Option<&ScoredWeights>,
+) -> Value {
+    let mut line = json!({
+        "steps": status.step,
+        "seconds": start.elapsed().as_secs_f64(),
+        "workdir": workdir,
+    });
+    if let Some(path) = exported {
+        line["export"] = json!(path);
+    }
+    if let Some(best_step) = weights.and_then(|weights| weights.best_step) {
+        line["best_step"] = json!(best_step);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_test_set_has_a_name_of_its_own() {
+        let shards = ["d/x-8.tar".to_string()];
+        assert_eq!(test_name(&shards, "d/x"), "d/x test");
+        assert_eq!(test_name(&shards, "d/x held-out"), "d/x");
+        assert_eq!(test_name(&shards, "e/x"), "d/x");
+    }
+
+    /// Returns the validations of a run with patience after 10 and 20 steps.
+    fn validations(values: [Option<f64>; 2]) -> Validations {
+        let fields = json!({
+            "score": "top1",
+            "is_higher_better": true,
+            "images": "9 images",
+            "patience": 3,
+            "numbers": [{ "step": 10, "value": values[0] }, { "step": 20, "value": values[1] }],
+        });
+        serde_json::from_value(fields).unwrap()
+    }
+
+    /// Weights are called the best only if they are.
+    #[test]
+    fn scored_weights_are_described_as_they_are() {
+        let known = validations([Some(80.0), Some(70.0)]);
+        let best = scored_weights(&known, 10, 20, 40);
+        assert_eq!(best.words, "weights after 10 of 40 steps, the best of 2 validations by top1");
+        assert_eq!(best.best_step, Some(10));
+        let newest = scored_weights(&known, 20, 20, 40);
+        assert_eq!(newest.words, "weights after 20 of 40 steps, the newest: the best ones cannot be read");
+        assert_eq!(newest.best_step, None);
+        let unknown = scored_weights(&validations([None, None]), 20, 20, 40);
+        assert!(
+            unknown.words.ends_with(", the newest: no validation has given a number"),
+            "{}",
+            unknown.words
+        );
+        assert_eq!(unknown.best_step, None);
+    }
 }

@@ -25,7 +25,7 @@ use trainer::run::Labels;
 
 use crate::error::SessionError;
 use crate::initial::begun_plan;
-use crate::validation::{LabeledImage, held_out};
+use crate::validation::{LabeledImage, check_held_out, held_out, with_only};
 
 /// Images of a run.
 pub(crate) struct RunImages {
@@ -95,17 +95,8 @@ pub(crate) fn open(
     drop(images);
     // The set of images had the only other reference.
     let mut dataset = Arc::into_inner(shared).expect("a data set that nothing else reads");
-    let held_out = held_out(&dataset, &labels, share);
-    if share > 0.0 && held_out.is_empty() {
-        return Err(SessionError::NothingHeldOut { set: name, share, n_images: labels.n_labeled() });
-    }
-    if !held_out.is_empty() && rank == 0 {
-        tracing::info!(
-            "{} of {} of {name} are held out of training, to validate on (data.validation={share})",
-            thousands(held_out.len() as u64),
-            counted(labels.n_labeled(), "image")
-        );
-    }
+    let held_out = held_out(&dataset, &labels, &classes, share);
+    check_held_out(&held_out, &name, share, labels.n_labeled(), rank)?;
     let mut hidden = Vec::with_capacity(held_out.len());
     for image in &held_out {
         hidden.push(image.index);
@@ -141,7 +132,7 @@ pub fn classified_images(
 ) -> Result<ImageSet, SessionError> {
     check_labels(&images, is_multi_label)?;
     let n_images = images.len();
-    let images = if is_multi_label { images.stated()? } else { images.labeled()? };
+    let images = if is_multi_label { images.with_known_labels()? } else { images.labeled()? };
     if images.len() < n_images {
         tracing::info!(
             "{} of {} of {} have no class, and are left out",
@@ -237,15 +228,11 @@ fn check_unchanged(workdir: &Path, classes: &[String], fingerprint: &str) -> Res
 
 /// Returns `dataset` with a weight of 0 for the images that have no label.
 fn without_unlabeled(dataset: Dataset, labels: &Labels) -> Result<Dataset, SessionError> {
-    let mut sampling = dataset.sampling().clone();
-    let mut weights = sampling.weights.take().unwrap_or_else(|| vec![1.0; labels.len()]);
-    for (image, weight) in weights.iter_mut().enumerate() {
-        if !labels.is_labeled(image) {
-            *weight = 0.0;
-        }
+    let mut is_shown = Vec::with_capacity(labels.len());
+    for image in 0..labels.len() {
+        is_shown.push(labels.is_labeled(image));
     }
-    sampling.weights = Some(weights);
-    Ok(dataset.sampled(sampling)?)
+    with_only(dataset, &is_shown)
 }
 
 /// Returns `dataset` with the weights of its images multiplied by those of their classes.

@@ -97,7 +97,7 @@ pub use initial::{
     preprocessing as initial_preprocessing,
 };
 pub use labels::classified_images;
-pub use masks::segmented_images;
+pub use masks::{held_out_segmented_images, segmented_images};
 pub use network::{Backbone, model_of};
 pub use probe::ScoringProbe;
 pub use provenance::{Provenance, find_workdir};

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use augment::Transform;
 use eval::image_sets::set_name;
-use eval::{EvalError, ImageSet, MaskSurvey, Source, masked_images, survey_masks};
+use eval::{EvalError, ImageSet, MaskSurvey, Source, masked_images, survey_masks, usable_masked_images};
 use pipeline::Dataset;
 use pipeline::words::{counted, thousands};
 use trainer::Recipe;
 
 use crate::error::SessionError;
 use crate::initial::begun_plan;
-use crate::validation::{LabeledImage, held_out_masked};
+use crate::validation::{LabeledImage, check_held_out, held_out_masked, with_only};
 
 /// Images of a run.
 pub(crate) struct RunMasks {
@@ -72,7 +72,14 @@ pub(crate) fn open(
             check_unchanged(workdir, &recorded, &listed, &fingerprint)?;
             recorded.classes
         }
-        None => named_classes(listed, &images, &survey)?,
+        None => {
+            let is_listed = !listed.is_empty();
+            let classes = named_classes(listed, &images, &survey)?;
+            if !is_listed && rank == 0 {
+                warn_of_gaps(&survey, classes.len(), &images.name);
+            }
+            classes
+        }
     };
     if n_masked < n_images && rank == 0 {
         tracing::info!(
@@ -89,16 +96,7 @@ pub(crate) fn open(
     // The set of images had the only other reference.
     let mut dataset = Arc::into_inner(shared).expect("a data set that nothing else reads");
     let held_out = held_out_masked(&dataset, &survey.has_mask, share);
-    if share > 0.0 && held_out.is_empty() {
-        return Err(SessionError::NothingHeldOut { set: name, share, n_images: n_masked });
-    }
-    if !held_out.is_empty() && rank == 0 {
-        tracing::info!(
-            "{} of {} of {name} are held out of training, to validate on (data.validation={share})",
-            thousands(held_out.len() as u64),
-            counted(n_masked, "image")
-        );
-    }
+    check_held_out(&held_out, &name, share, n_masked, rank)?;
     let n_shown = n_masked - held_out.len() as u64;
     if n_shown < n_images {
         let mut is_shown = survey.has_mask;
@@ -127,6 +125,38 @@ pub fn segmented_images(images: ImageSet, classes: &[String]) -> Result<ImageSet
         );
     }
     Ok(images)
+}
+
+/// Returns those of `images`, which were held out of training, that have a mask as
+/// [`segmented_images`] requires it. Nobody has chosen these images: the number of those whose mask
+/// cannot be used, which training replaces by others, is reported.
+///
+/// # Errors
+/// [`SessionError::Eval`] when no image has such a mask, or a shard cannot be read.
+pub fn held_out_segmented_images(images: ImageSet, classes: &[String]) -> Result<ImageSet, SessionError> {
+    let n_images = images.len();
+    let images = usable_masked_images(images, classes.len())?;
+    if images.len() < n_images {
+        tracing::info!(
+            "{} of {} of {} have a mask that cannot be used, and are left out",
+            thousands((n_images - images.len()) as u64),
+            counted(n_images as u64, "image"),
+            images.name
+        );
+    }
+    Ok(images)
+}
+
+/// Warns if the masks of the set `set` have pixels of fewer than the `n_classes` classes that follow
+/// from their highest value.
+fn warn_of_gaps(survey: &MaskSurvey, n_classes: usize, set: &str) {
+    let n_present = survey.classes.len();
+    if n_present < n_classes {
+        tracing::warn!(
+            "masks of {set} have pixels of {n_present} of {n_classes} classes, numbered from 0: renumber them, \
+             or name the classes in method.classes"
+        );
+    }
 }
 
 /// Returns the names of the classes of `images`: `listed`, or the numbers of the classes that their
@@ -195,19 +225,6 @@ fn check_unchanged(
         return Err(SessionError::MasksChanged { workdir, difference: "other bytes, or of other images" });
     }
     Ok(())
-}
-
-/// Returns `dataset` with a weight of 0 for the images whose `is_shown` is not set.
-fn with_only(dataset: Dataset, is_shown: &[bool]) -> Result<Dataset, SessionError> {
-    let mut sampling = dataset.sampling().clone();
-    let mut weights = sampling.weights.take().unwrap_or_else(|| vec![1.0; is_shown.len()]);
-    for (weight, is_shown) in weights.iter_mut().zip(is_shown) {
-        if !is_shown {
-            *weight = 0.0;
-        }
-    }
-    sampling.weights = Some(weights);
-    Ok(dataset.sampled(sampling)?)
 }
 
 #[cfg(test)]

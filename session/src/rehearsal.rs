@@ -86,6 +86,12 @@ impl Besides<'_> {
         if done == 0 {
             probes_s += times.probes_s.iter().sum::<f64>();
         }
+        // What a run watches is scored once more after the last step, by the weights of its result.
+        for (probe, probe_s) in self.probes.iter().zip(&times.probes_s) {
+            if probe.watched().is_some() {
+                probes_s += probe_s;
+            }
+        }
         let n_searched = self.search.n_images(plan) * self.search.n_evaluations(plan, done);
         let search_s = n_searched as f64 * times.searched_image_s;
         let n_pictured = (self.n_pictured)(plan.total_steps, plan.recipe.optim.batch_size);
@@ -173,16 +179,23 @@ fn time_images(
 #[cfg(test)]
 mod tests {
     use networks::NamedTensor;
+    use networks::probe::WatchedScore;
     use trainer::Recipe;
 
     use super::*;
 
     /// A probe that follows the recipe.
-    struct Scores;
+    struct Scores {
+        is_watched: bool,
+    }
 
     impl Probe for Scores {
         fn name(&self) -> &str {
             "scores"
+        }
+
+        fn watched(&self) -> Option<WatchedScore> {
+            self.is_watched.then(|| WatchedScore { name: "top1".into(), ..WatchedScore::default() })
         }
 
         fn run(
@@ -203,7 +216,7 @@ mod tests {
         let text = include_str!("../../scripts/recipes/lejepa_cifar.toml");
         let mut plan = trainer::resolve(Recipe::parse(text, "test", &[]).unwrap(), 10_000).unwrap();
         plan.recipe.run.probe_every_steps = 100;
-        let probes: Vec<Box<dyn Probe>> = vec![Box::new(Scores)];
+        let probes: Vec<Box<dyn Probe>> = vec![Box::new(Scores { is_watched: false })];
         let besides = Besides {
             rehearsal: Rehearsal {
                 probes_s: vec![7.0],
@@ -222,7 +235,15 @@ mod tests {
         assert_eq!(besides.seconds(&times, &plan, 200), 2.0 * 7.0 + 5.0 * 512.0 * 0.5 + 400.0 * 0.25 + 2.0);
         plan.total_steps = 399;
         assert_eq!(besides.seconds(&times, &plan, 0), 5.0 * 7.0 + 10.0 * 256.0 * 0.5 + 399.0 * 0.25 + 2.0);
-        let few = Besides { n_samples: 40, ..besides };
+        // The number that the run watches is scored once more at its end, also after a resumption.
+        let watched: Vec<Box<dyn Probe>> = vec![Box::new(Scores { is_watched: true })];
+        let validated = Besides { probes: &watched, rehearsal: besides.rehearsal.clone(), ..besides };
+        let unwatched = Besides { probes: &probes, rehearsal: validated.rehearsal.clone(), ..validated };
+        for done in [0, 200, 399] {
+            let more_s = validated.seconds(&times, &plan, done) - unwatched.seconds(&times, &plan, done);
+            assert_eq!(more_s, 7.0, "after {done} steps");
+        }
+        let few = Besides { n_samples: 40, ..unwatched };
         assert_eq!(few.seconds(&times, &plan, 399), 256.0 * 0.5 + 40.0 * 0.25 + 2.0);
     }
 

@@ -35,7 +35,7 @@ use crate::masks;
 use crate::pixels::check_pixels;
 use crate::rehearsal::{Besides, Rehearsal, rehearse};
 use crate::retrieval::Search;
-use crate::validation::{LabeledImage, Reading, labeled};
+use crate::validation::{LabeledImage, Reading, labeled, shown, weights};
 
 /// Plans steps of `recipe` by one rank on `device`, as [`plan_on_ranks`].
 ///
@@ -360,12 +360,17 @@ impl Fitted {
         Some(self.reading().set(name, &self.connected.held_out))
     }
 
-    /// Returns the images that are trained on, with their classes; `None` if the method does not
-    /// learn from labels.
+    /// Returns the images that are trained on, with their classes if the method learns from labels,
+    /// and without if it learns from masks; `None` if it learns from neither.
     pub fn training_images(&self) -> Option<ImageSet> {
-        let labels = self.connected.labels.as_ref()?;
+        let Connected { dataset, labels, n_masked, .. } = &self.connected;
+        let images = match labels {
+            Some(labels) => labeled(labels, weights(dataset)),
+            None if n_masked.is_some() => shown(dataset),
+            None => return None,
+        };
         let name = set_name(&self.plan.recipe.data.shard_lists());
-        Some(self.reading().set(name, &labeled(labels)))
+        Some(self.reading().set(name, &images))
     }
 
     /// Returns how images of the run are read to be scored.

@@ -45,6 +45,21 @@ impl Check {
         })
     }
 
+    /// Compares two sets whose classes do not count, such as sets with masks, by their images alone.
+    ///
+    /// # Errors
+    /// [`EvalError::Data`] if an image cannot be read.
+    pub fn without_classes(train: &ImageSet, test: &ImageSet) -> Result<Self, EvalError> {
+        Ok(Self {
+            n_shared: n_shared(train, test)?,
+            n_test: test.len(),
+            train: Vec::new(),
+            test: Vec::new(),
+            classes: Vec::new(),
+            is_multi_label: false,
+        })
+    }
+
     /// Returns the accuracy, in percent, of always predicting the most frequent class of test.
     pub fn chance(&self) -> f64 {
         100.0 * self.test.iter().copied().max().unwrap_or(0) as f64 / self.n_test.max(1) as f64

@@ -166,7 +166,7 @@ impl ImageSet {
     /// # Errors
     /// [`EvalError::NoLabels`] if there is no such image, [`EvalError::Data`] if a shard cannot be
     /// read.
-    pub fn stated(mut self) -> Result<Self, EvalError> {
+    pub fn with_known_labels(mut self) -> Result<Self, EvalError> {
         let mut indices = Vec::with_capacity(self.len());
         let mut labels = Vec::with_capacity(self.len());
         for i in 0..self.len() {

@@ -9,19 +9,18 @@ use std::time::Instant;
 
 use anyhow::bail;
 use augment::Transform;
-use eval::image_sets::SplitShards;
+use eval::image_sets::{SplitShards, set_name};
 use eval::{Classified, F1, ImageSet, MEAN_AVERAGE_PRECISION, TOP_1};
 use pipeline::Storage;
-use pipeline::words::{counted, thousands};
 use serde_json::{Value, json};
 use session::{
     Classifier, Fitted, Initial, NetworkSettings, Session, ValidationProbe, classified_images,
     initial_preprocessing, trained_head,
 };
+use trainer::Recipe;
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
 use trainer::run::status::Status;
-use trainer::{Plan, Recipe};
 use weights::{Format, HeadKind, Preprocessing};
 
 use super::export::{check_format, export_requested};
@@ -30,7 +29,6 @@ use super::segment;
 use crate::before_after::FeatureScores;
 use crate::cluster::compute;
 use crate::console::say;
-use crate::exit::PREEMPTED;
 use crate::initial::hints_for_run;
 use crate::network_flags::WeightFlags;
 use crate::pictures;
@@ -38,12 +36,10 @@ use crate::progress::{Activity, StageBar};
 use crate::recipes::SetKeys;
 use crate::run_end::{EndedRun, print_scores};
 use crate::training::{
-    Probes, Trained, describe_best, load_recipe, print_bad_samples, print_early_end, print_stopped,
-    print_validated, probe_bar, train_session,
+    Probes, Trained, describe_best, end_stopped, load_recipe, print_bad_samples, print_early_end,
+    print_scored_images, print_validated, probe_bar, result_line, test_name, train_session,
+    warn_of_scored_images,
 };
-
-/// Key of the size of views that are listed one by one.
-const SIZE_KEY: &str = "views.crops.0.size_px";
 
 /// Share of the labeled images that is held out if no others are given to validate on.
 const HELD_OUT: f64 = 0.1;
@@ -186,10 +182,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         Ok(Probes { probes: vec![Box::new(probe)], n_images })
     })?;
     if outcome == Outcome::Stopped {
-        if rank == 0 {
-            print_stopped(&args.workdir);
-        }
-        return Ok(ExitCode::from(PREEMPTED));
+        return Ok(end_stopped(rank, &args.workdir));
     }
     // Rank 0 has opened them.
     let Some(scored) = scored else { return Ok(ExitCode::SUCCESS) };
@@ -234,7 +227,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     ended.print_next();
     let best = describe_best(&status, step);
     if let Some(best) = &best {
-        out!("{best}");
+        out!("{}", best.words);
     }
     print_classified(&classified, validation);
     if let (Some(tested), Some(test)) = (&tested, &scored.test) {
@@ -244,25 +237,14 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         features.print(&classified);
     }
     if args.json {
-        let seconds = start.elapsed().as_secs_f64();
-        let mut line = json!({
-            "steps": status.step,
-            "seconds": seconds,
-            "workdir": args.workdir,
-        });
+        let mut line = result_line(&status, &args.workdir, start, exported.as_deref(), best.as_ref());
         add_scores(&mut line, &classified);
-        if let Some(path) = &exported {
-            line["export"] = json!(path);
-        }
         if let Some(features) = &features {
             line["baseline"] = features.to_json();
         }
         if let Some(tested) = &tested {
             line["test"] = json!({});
             add_scores(&mut line["test"], tested);
-        }
-        if best.is_some() {
-            line["best_step"] = json!(step);
         }
         out!("{line}");
     } else {
@@ -275,7 +257,22 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 fn choose_validation(args: &Args, recipe: &mut Recipe) -> anyhow::Result<()> {
     let share = recipe.data.validation;
     let holds_out = share.is_some_and(|share| share > 0.0);
+    let mut began_with = None;
+    if let Ok(run) = Status::read(&args.workdir)
+        && trained_head(&run.plan.recipe).is_some()
+    {
+        began_with = Some(run.plan.recipe.data.validation.unwrap_or_default());
+    }
     if !args.val_shards.is_empty() {
+        if let Some(share) = began_with
+            && share > 0.0
+        {
+            bail!(
+                "the run in {} holds out {share} of its images to validate on: leave out --val-shards; \
+                 --test-shards scores others at its end",
+                args.workdir.display()
+            );
+        }
         if holds_out {
             bail!(
                 "data.validation holds out a part of the training images to validate on, and --val-shards \
@@ -293,12 +290,8 @@ fn choose_validation(args: &Args, recipe: &mut Recipe) -> anyhow::Result<()> {
              to 0.5"
         );
     }
-    if let Ok(run) = Status::read(&args.workdir) {
-        let began = &run.plan.recipe;
-        let began_without = began.data.validation.is_none_or(|share| share == 0.0);
-        if trained_head(began).is_some() && began_without {
-            bail!("the run in {} started with --val-shards: give them as before", args.workdir.display());
-        }
+    if began_with == Some(0.0) {
+        bail!("the run in {} started with --val-shards: give them as before", args.workdir.display());
     }
     recipe.data.validation = Some(HELD_OUT);
     Ok(())
@@ -320,11 +313,12 @@ impl ScoredImages {
         let _activity = Activity::new("opening the validation images …");
         let validation = match fitted.held_out_images() {
             Some(held_out) => held_out,
-            None => open_images(&args.val_shards, fitted.plan(), storage)?,
+            None => open_images(&args.val_shards, set_name(&args.val_shards), fitted, storage)?,
         };
         let mut test = None;
         if !args.test_shards.is_empty() {
-            test = Some(open_images(&args.test_shards, fitted.plan(), storage)?);
+            let name = test_name(&args.test_shards, &validation.name);
+            test = Some(open_images(&args.test_shards, name, fitted, storage)?);
         }
         let train = if args.baseline { fitted.training_images() } else { None };
         Ok(Self { validation, test, train })
@@ -367,17 +361,19 @@ fn adopt_preprocessing(
         data.no_data = decoding.no_data;
     }
     let mut notes = changed_data(&before, recipe);
-    if !keys.contains_own(SIZE_KEY) {
-        // The positions of a network may be of smaller images than its file says.
-        let size_px = preprocessing.transform.size_px.min(recipe.model.image_px() as u32);
-        recipe.views.limit_sizes(size_px);
-        if recipe.views != before.views {
-            notes.push(format!(
-                "note: views have {size_px} px, as for the weights; --set {SIZE_KEY}=… sets it"
-            ));
-        }
+    // The positions of a network may be of smaller images than its file says.
+    let size_px = preprocessing.transform.size_px.min(recipe.model.image_px() as u32);
+    let limited = recipe.views.limit_sizes(size_px, |crop| keys.contains_own(&size_key(crop)));
+    if let Some(crop) = limited.first() {
+        let key = size_key(*crop);
+        notes.push(format!("note: views have {size_px} px, as for the weights; --set {key}=… sets it"));
     }
     notes
+}
+
+/// Returns the key of the size of the views that are listed at `crop`.
+fn size_key(crop: usize) -> String {
+    format!("views.crops.{crop}.size_px")
 }
 
 /// Returns a note on each key of the data whose value differs in two recipes.
@@ -393,14 +389,23 @@ fn changed_data(before: &Recipe, after: &Recipe) -> Vec<String> {
     notes
 }
 
-/// Opens the images of `shards` to score the classifier of `plan` on.
-fn open_images(shards: &[String], plan: &Plan, storage: &Storage) -> anyhow::Result<ImageSet> {
-    let images = SplitShards { test: shards.to_vec(), ..SplitShards::default() };
+/// Opens the images of `shards` as the set `name`, to score the classifier of the run of `fitted` on,
+/// and warns of what makes the scores misleading.
+fn open_images(
+    shards: &[String],
+    name: String,
+    fitted: &Fitted,
+    storage: &Storage,
+) -> anyhow::Result<ImageSet> {
+    let plan = fitted.plan();
+    let images = SplitShards { test: shards.to_vec(), test_name: Some(name), ..SplitShards::default() };
     let transform = Transform::new(plan.recipe.evaluated_px() as u32);
     let images = images.open_test(transform, plan.recipe.data.rules(), storage)?;
     // The plan of a run has the classes of its images.
     let classes = plan.recipe.method.classes().unwrap_or_default();
-    Ok(classified_images(images, classes, plan.recipe.method.is_multi_label())?)
+    let images = classified_images(images, classes, plan.recipe.method.is_multi_label())?;
+    warn_of_scored_images(fitted, &images)?;
+    Ok(images)
 }
 
 /// Scores `classifier`, that of the run in `workdir`, on `images`, with a bar called `name`,
@@ -434,17 +439,8 @@ fn add_scores(line: &mut Value, classified: &Classified) {
 /// Prints the share of `images` that are classified correctly, or the mean average precision and
 /// the F1 if an image may have several classes, with their intervals.
 fn print_classified(classified: &Classified, images: &ImageSet) {
-    let n_classes = classified.outcome.n_classes() as u64;
-    out!(
-        "{} of {}, {}",
-        counted(classified.n_images as u64, "image"),
-        images.name,
-        counted(n_classes, "class")
-    );
-    if classified.n_bad > 0 {
-        let unusable = thousands(classified.n_bad as u64);
-        out!("{unusable} more cannot be decoded and are left out; run `ocelli shards verify` to see why");
-    }
+    let n_classes = classified.outcome.n_classes();
+    print_scored_images(images, classified.n_images, n_classes, classified.n_bad);
     let [low, high] = classified.outcome.interval();
     let value = classified.outcome.value();
     match &classified.decisions {

@@ -1,7 +1,7 @@
 //! `ocelli pretrain`: trains a recipe on shards and writes checkpoints. The same command continues
 //! a run.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use eval::{Check, Protocol, Split};
 use kernels::device::Opened;
 use pipeline::Storage;
 use serde_json::json;
-use session::{Initial, ScoringProbe, Session};
+use session::{Initial, ScoringProbe, Session, trained_head};
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
 use trainer::{Length, Plan, Recipe};
@@ -108,6 +108,12 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if let Some(hours) = args.hours {
         recipe.optim.length = Length::from_hours(hours);
     }
+    if trained_head(&recipe).is_some() && recipe.data.validation.is_some_and(|share| share > 0.0) {
+        bail!(
+            "data.validation holds out images to validate on, and `ocelli pretrain` validates none: use \
+             `ocelli finetune`, or remove it"
+        );
+    }
     if args.probe_train.is_empty() && recipe.run.probe_every_steps > 0 {
         bail!("run.probe_every_steps is set: give the probe's shards with --probe-train and --probe-test");
     }
@@ -182,6 +188,9 @@ fn chosen_recipe(args: &Args, initial: Initial, storage: &Storage) -> anyhow::Re
     if plan.exists() {
         let mut recipe = recipes::load(&plan.display().to_string(), &args.overrides)?;
         take_shards(&mut recipe, &args.overrides, &args.shards)?;
+        if let Some(weights) = &initial.weights {
+            check_resumed_weights(&mut recipe, weights, &args.workdir)?;
+        }
         // Weights that the run distills are named by its recipe.
         let weights = initial.weights.filter(|_| recipe.init.is_some());
         return Ok(Beginning { recipe, initial: Initial { weights, ..initial }, device: None });
@@ -206,6 +215,44 @@ fn chosen_recipe(args: &Args, initial: Initial, storage: &Storage) -> anyhow::Re
     }
     let initial = Initial { weights: advice.weights, ..initial };
     Ok(Beginning { recipe: advice.recipe, initial, device: Some(device) })
+}
+
+/// Checks that the run of `recipe` in `workdir`, if it began with random weights, distills the
+/// weights of `--init`. Initial weights of a run are compared when they are opened.
+fn check_resumed_weights(recipe: &mut Recipe, weights: &Path, workdir: &Path) -> anyhow::Result<()> {
+    if recipe.init.is_some() {
+        return Ok(());
+    }
+    let mut distilled = Vec::new();
+    for entry in recipe.method.frozen() {
+        let path = entry.weights.weights.clone();
+        if is_same_path(Path::new(&path), weights) {
+            return Ok(());
+        }
+        distilled.push(path);
+    }
+    match distilled.first() {
+        Some(path) => bail!(
+            "the run in {} distills {path}, not {}: give --init {path} as before, or choose another --workdir",
+            workdir.display(),
+            weights.display()
+        ),
+        None => bail!(
+            "the run in {} started from random weights: leave out --init, or choose another --workdir",
+            workdir.display()
+        ),
+    }
+}
+
+/// Returns whether two paths are the same, or lead to the same file or folder.
+fn is_same_path(path: &Path, other: &Path) -> bool {
+    if path == other {
+        return true;
+    }
+    match (path.canonicalize(), other.canonicalize()) {
+        (Ok(path), Ok(other)) => path == other,
+        _ => false,
+    }
 }
 
 /// Creates the scoring probe that the flags request.

@@ -6,27 +6,27 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use augment::Transform;
-use eval::image_sets::SplitShards;
+use eval::image_sets::{open_images, report_bits};
 use eval::{ImageSet, MEAN_IOU, PIXEL_ACCURACY, Segmented};
 use kernels::device::DeviceChoice;
 use pipeline::Storage;
-use pipeline::words::{counted, thousands};
+use pipeline::words::counted;
 use serde_json::{Value, json};
-use session::{Fitted, NetworkSettings, Segmenter, Session, ValidationProbe, segmented_images};
-use trainer::Plan;
+use session::{
+    Fitted, NetworkSettings, Segmenter, Session, ValidationProbe, held_out_segmented_images, segmented_images,
+};
 use trainer::run::Outcome;
 use trainer::run::status::Status;
 use weights::Format;
 
 use super::export::export_requested;
 use super::report::write_or_warn;
-use crate::exit::PREEMPTED;
 use crate::pictures;
 use crate::progress::{Activity, StageBar};
 use crate::run_end::{EndedRun, print_scores};
 use crate::training::{
-    Probes, Trained, describe_best, print_bad_samples, print_early_end, print_stopped, print_validated,
-    probe_bar, train_session,
+    Probes, Trained, describe_best, end_stopped, print_bad_samples, print_early_end, print_scored_images,
+    print_validated, probe_bar, result_line, test_name, train_session, warn_of_scored_images,
 };
 
 /// Largest number of classes whose scores are all printed.
@@ -69,10 +69,7 @@ pub(super) fn run(session: Session, request: &Request<'_>, storage: &Storage) ->
         Ok(Probes { probes: vec![Box::new(probe)], n_images })
     })?;
     if outcome == Outcome::Stopped {
-        if rank == 0 {
-            print_stopped(workdir);
-        }
-        return Ok(ExitCode::from(PREEMPTED));
+        return Ok(end_stopped(rank, workdir));
     }
     // Rank 0 has opened them.
     let Some(scored) = scored else { return Ok(ExitCode::SUCCESS) };
@@ -103,28 +100,18 @@ pub(super) fn run(session: Session, request: &Request<'_>, storage: &Storage) ->
     ended.print_next();
     let best = describe_best(&status, step);
     if let Some(best) = &best {
-        out!("{best}");
+        out!("{}", best.words);
     }
     print_segmented(&segmented, &classes, &scored.validation);
     if let (Some(tested), Some(test)) = (&tested, &scored.test) {
         print_segmented(tested, &classes, test);
     }
     if request.json {
-        let mut line = json!({
-            "steps": status.step,
-            "seconds": request.start.elapsed().as_secs_f64(),
-            "workdir": workdir,
-        });
+        let mut line = result_line(&status, workdir, request.start, exported.as_deref(), best.as_ref());
         add_scores(&mut line, &segmented);
-        if let Some(path) = &exported {
-            line["export"] = json!(path);
-        }
         if let Some(tested) = &tested {
             line["test"] = json!({});
             add_scores(&mut line["test"], tested);
-        }
-        if best.is_some() {
-            line["best_step"] = json!(step);
         }
         out!("{line}");
     } else {
@@ -145,33 +132,40 @@ impl ScoredImages {
     /// Opens the images for the run of `fitted`, and checks their masks.
     fn open(request: &Request<'_>, fitted: &Fitted, storage: &Storage) -> anyhow::Result<Self> {
         let _activity = Activity::new("checking the masks of the validation images …");
-        let plan = fitted.plan();
-        let images = match fitted.held_out_images() {
-            Some(held_out) => held_out,
-            None => open_images(request.val_shards, plan, storage)?,
+        // The plan of a run has the classes of its masks.
+        let classes = fitted.plan().recipe.method.pixel_classes().unwrap_or_default();
+        let validation = match fitted.held_out_images() {
+            Some(held_out) => held_out_segmented_images(held_out, classes)?,
+            None => {
+                let images = open_set(request.val_shards, fitted, storage)?;
+                checked_images(images, classes, fitted)?
+            }
         };
-        let validation = checked_images(images, plan)?;
         let mut test = None;
         if !request.test_shards.is_empty() {
-            let images = open_images(request.test_shards, plan, storage)?;
-            test = Some(checked_images(images, plan)?);
+            let mut images = open_set(request.test_shards, fitted, storage)?;
+            images.name = test_name(request.test_shards, &validation.name);
+            test = Some(checked_images(images, classes, fitted)?);
         }
         Ok(Self { validation, test })
     }
 }
 
-/// Opens the images of `shards` to score the decoder of `plan` on.
-fn open_images(shards: &[String], plan: &Plan, storage: &Storage) -> anyhow::Result<ImageSet> {
-    let images = SplitShards { test: shards.to_vec(), ..SplitShards::default() };
-    let transform = Transform::new(plan.recipe.evaluated_px() as u32);
-    Ok(images.open_test(transform, plan.recipe.data.rules(), storage)?)
+/// Opens the images of `shards`, to score the decoder of the run of `fitted` on.
+fn open_set(shards: &[String], fitted: &Fitted, storage: &Storage) -> anyhow::Result<ImageSet> {
+    let recipe = &fitted.plan().recipe;
+    let transform = Transform::new(recipe.evaluated_px() as u32);
+    let images = open_images(shards, transform, recipe.data.rules(), storage)?;
+    report_bits(&images)?;
+    Ok(images)
 }
 
-/// Returns those of `images` that have a mask, after a check that it fits the decoder of `plan`.
-fn checked_images(images: ImageSet, plan: &Plan) -> anyhow::Result<ImageSet> {
-    // The plan of a run has the classes of its masks.
-    let classes = plan.recipe.method.pixel_classes().unwrap_or_default();
-    Ok(segmented_images(images, classes)?)
+/// Returns those of `images` that have a mask, after a check that it fits the decoder of the run of
+/// `fitted`, which knows `classes`, and warns of what makes the scores misleading.
+fn checked_images(images: ImageSet, classes: &[String], fitted: &Fitted) -> anyhow::Result<ImageSet> {
+    let images = segmented_images(images, classes)?;
+    warn_of_scored_images(fitted, &images)?;
+    Ok(images)
 }
 
 /// Scores `segmenter`, that of the run in `workdir`, on `images`, with a bar called `name`, records
@@ -208,16 +202,7 @@ fn add_scores(line: &mut Value, segmented: &Segmented) {
 /// Prints the scores of the decoder on `images`, with their intervals, and those of its classes.
 fn print_segmented(segmented: &Segmented, classes: &[String], images: &ImageSet) {
     let counts = &segmented.counts;
-    out!(
-        "{} of {}, {}",
-        counted(segmented.n_images as u64, "image"),
-        images.name,
-        counted(classes.len() as u64, "class")
-    );
-    if segmented.n_bad > 0 {
-        let unusable = thousands(segmented.n_bad as u64);
-        out!("{unusable} more cannot be decoded and are left out; run `ocelli shards verify` to see why");
-    }
+    print_scored_images(images, segmented.n_images, classes.len(), segmented.n_bad);
     let [low, high] = counts.interval();
     out!("mIoU in %  {:.2} ({low:.1} - {high:.1})", counts.mean_iou());
     let [low, high] = counts.accuracy_interval();

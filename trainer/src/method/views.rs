@@ -159,13 +159,18 @@ impl ViewsConfig {
         }
     }
 
-    /// Reduces views that are listed one by one to `size_px`, if they are larger.
-    pub fn limit_sizes(&mut self, size_px: u32) {
-        if let Self::Custom(views) = self {
-            for crop in &mut views.crops {
-                crop.size_px = crop.size_px.min(size_px);
+    /// Reduces views that are listed one by one to `size_px`, if they are larger, except those whose
+    /// index in the list `is_kept` holds for; returns the indices of those that are reduced.
+    pub fn limit_sizes(&mut self, size_px: u32, is_kept: impl Fn(usize) -> bool) -> Vec<usize> {
+        let mut reduced = Vec::new();
+        let Self::Custom(views) = self else { return reduced };
+        for (index, crop) in views.crops.iter_mut().enumerate() {
+            if crop.size_px > size_px && !is_kept(index) {
+                crop.size_px = size_px;
+                reduced.push(index);
             }
         }
+        reduced
     }
 
     /// Removes all choices of sizes but the first, and returns whether there were several.
