@@ -175,7 +175,7 @@ fn several_classes_are_learned_scored_and_exported() {
     let answer = json_of(&output);
     let map = answer["mAP"].as_f64().unwrap();
     let f1 = answer["F1"].as_f64().unwrap();
-    assert!(map > 65.0 && (0.0..=100.0).contains(&f1) && answer["top1"].is_null(), "{answer}");
+    assert!(answer["top1"].is_null(), "{answer}");
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(stdout.contains(&format!("mean average precision in %  {map:.2} (")), "{stdout}");
     assert!(stdout.contains(&format!("F1 of classes above 50 % in %  {f1:.2} (")), "{stdout}");
@@ -187,13 +187,20 @@ fn several_classes_are_learned_scored_and_exported() {
     let plan: toml::Table = plan.parse().unwrap();
     assert_eq!(plan["n_samples"].as_integer(), Some(40), "images of no class are shown");
     assert_eq!(plan["recipe"]["method"]["loss"].as_str(), Some("binary_cross_entropy"));
+    let mut f1_by_step = Vec::new();
     for row in metrics(&world.path("run")) {
-        assert!((0.0..=100.0).contains(&row["train/f1"].as_f64().unwrap()), "{row}");
+        f1_by_step.push(row["train/f1"].as_f64().unwrap());
         assert!(row["train/accuracy"].is_null(), "{row}");
     }
+    let first: f64 = f1_by_step[..10].iter().sum();
+    let last: f64 = f1_by_step[50..].iter().sum();
+    assert!(last > first, "the F1 of ten steps has not risen: {f1_by_step:?}");
 
     let evaluations = fs::read_to_string(world.path("run/evaluations.jsonl")).unwrap();
     let rows: Vec<Value> = evaluations.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let before = rows.iter().find(|row| row["metric"] == "mAP" && row["about"]["step"] == 0).unwrap();
+    let before = before["mAP"].as_f64().unwrap();
+    assert!(map > before + 5.0, "{map} after training, {before} before");
     let row = rows.iter().rfind(|row| row["metric"] == "mAP").unwrap();
     assert_eq!((row["mAP"].as_f64(), &row["confusion"]), (Some(map), &Value::Null), "{row}");
     let by_class: Vec<f64> =
@@ -216,7 +223,8 @@ fn several_classes_are_learned_scored_and_exported() {
     assert_eq!(run["classifiers"][0]["by_class"].as_array().unwrap().len(), 2, "{run}");
     assert!(run["confusions"].as_array().unwrap().is_empty(), "{run}");
     let listed = json_of(&world.ocelli(&["runs", &world.text("run"), "--json"]))[0].clone();
-    assert_eq!((&listed["best"]["metric"], listed["best"]["value"].as_f64()), (&"mAP".into(), Some(map)));
+    let best = &listed["best"];
+    assert_eq!((&best["metric"], best["last"]["value"].as_f64()), (&"mAP".into(), Some(map)), "{listed}");
 
     assert_eq!(mean_average_precision(&world, &world.path("run")), map);
     let exported = answer["export"].as_str().unwrap();
@@ -225,7 +233,8 @@ fn several_classes_are_learned_scored_and_exported() {
     ok(&world.ocelli(&["export", "--checkpoint", exported, "--out", &graph, "--softmax"]));
     assert_eq!(mean_average_precision(&world, Path::new(&graph)), map);
     let card = fs::read_to_string(world.path("classifier.onnx.md")).unwrap();
-    assert!(card.contains("It returns one probability per class, in this order: blue, red."), "{card}");
+    assert!(card.contains("It returns one probability per class:\n\n"), "{card}");
+    assert!(card.contains("| 0 | blue |\n| 1 | red |\n"), "{card}");
     let folder = world.text("folder");
     let export = ["export", "--checkpoint", exported, "--out", &folder, "--format", "transformers"];
     ok(&world.ocelli(&export));

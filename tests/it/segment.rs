@@ -297,13 +297,78 @@ fn a_decoder_is_validated_while_it_trains() {
 #[test]
 fn a_convolutional_network_labels_pixels() {
     let world = prepare();
-    let more = ["--set", "optim.length={steps=4}", "--json"];
+    let more = ["--set", "optim.length={steps=24}", "--json"];
     let output = finetune(&world, "resnet.toml", "run", &more);
     ok(&output);
-    let miou = json_of(&output)["miou"].as_f64().unwrap();
-    assert!((0.0..=100.0).contains(&miou), "{miou}");
-    let rows = metrics(&world.path("run"));
-    assert!(rows.iter().all(|row| row["train/loss"].as_f64().unwrap().is_finite()), "{rows:?}");
+    let answer = json_of(&output);
+    let by_class = answer["by_class"].as_array().unwrap();
+    let mean = (by_class[0].as_f64().unwrap() + by_class[1].as_f64().unwrap()) / 2.0;
+    assert!((mean - answer["miou"].as_f64().unwrap()).abs() < 1e-9, "{answer}");
+    let mut losses = Vec::new();
+    for row in metrics(&world.path("run")) {
+        losses.push(row["train/loss"].as_f64().unwrap());
+    }
+    let first: f64 = losses[..4].iter().sum();
+    let last: f64 = losses[20..].iter().sum();
+    assert!(last < first, "the loss of four steps has not fallen: {losses:?}");
+}
+
+/// A test set with the name of the validation set has rows and pictures of its own, and images that
+/// are trained on are told when the run begins.
+#[test]
+fn sets_of_one_name_are_told_apart() {
+    let world = prepare();
+    pack(&world, "other", 200..208, |number| Some(mask(number)));
+    let test = world.text("val/val-000001.tar");
+    fs::copy(shard(&world, "other"), &test).unwrap();
+    let more = [&SHORT[..], &["--test-shards", &test, "--json"]].concat();
+    let output = finetune(&world, "linear.toml", "run", &more);
+    let stderr = ok(&output);
+    assert!(!stderr.contains("among the training images"), "{stderr}");
+    let answer = json_of(&output);
+    let mut tested = Vec::new();
+    for row in evaluations(&world, "run") {
+        if row["metric"] == "miou" && row["test"]["set"] == "val/val test" {
+            tested.push(row["mIoU"].clone());
+        }
+    }
+    assert_eq!(tested, [answer["test"]["miou"].clone()]);
+    let mut n_pictures = 0;
+    for entry in fs::read_dir(world.path("run")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        n_pictures += usize::from(name.starts_with("masks-val-val") && name.ends_with(".png"));
+    }
+    assert_eq!(n_pictures, 2, "one of each set");
+
+    let sets = ["train", "train"];
+    let warning = "warning: train/train: 24 of the 24 test images are among the training images";
+    let stderr = ok(&finetune_on(&world, "linear.toml", sets, "shared", &SHORT));
+    assert!(stderr.contains(warning), "{stderr}");
+    let stderr = ok(&finetune_on(&world, "linear.toml", sets, "shared", &SHORT));
+    assert!(!stderr.contains(warning), "the run has begun: {stderr}");
+}
+
+/// Held-out images whose masks cannot be used are left out; numbers that no pixel has are told.
+#[test]
+fn held_out_masks_and_numbers_that_cannot_be_used_are_told() {
+    let world = prepare();
+    // A mask in three has another size: of a half that is held out, some do, and some do not.
+    pack(&world, "some", 0..24, |number| {
+        Some(if number % 3 == 0 { gray(8, |x, _| u8::from(x > 3)) } else { mask(number) })
+    });
+    let more = ["--set", "data.validation=0.5", "--set", "data.max_bad_rate=0.9"];
+    let stderr = ok(&train_on(&world, "some", "run", &[&SHORT[..], &more].concat()));
+    assert!(stderr.contains("of some/some held-out have a mask that cannot be used"), "{stderr}");
+    assert!(!stderr.contains("numbered from 0"), "{stderr}");
+
+    pack(&world, "gaps", 0..24, |number| {
+        Some(gray(SIZE_PX, |x, y| 3 * u8::from(is_in_square(number, x, y))))
+    });
+    let stderr = ok(&train_on(&world, "gaps", "gaps_run", &SHORT));
+    assert!(stderr.contains("masks of gaps/gaps have pixels of 2 of 4 classes, numbered from 0"), "{stderr}");
+    let names = ["--set", "method.classes=[\"a\",\"b\",\"c\",\"d\"]"];
+    let stderr = ok(&train_on(&world, "gaps", "named_run", &[&SHORT[..], &names].concat()));
+    assert!(!stderr.contains("numbered from 0"), "{stderr}");
 }
 
 /// Killed in its seventh step, a run resumes from the checkpoint of the fourth, with the same masks
