@@ -258,8 +258,8 @@ pub(crate) fn describe_best(status: &Status, step: u64) -> Option<ScoredWeights>
     Some(scored_weights(validations, step, status.step, status.plan.total_steps))
 }
 
-/// Describes the weights after `step` steps of a run of `total_steps` steps with `validations`, which
-/// has taken `newest` steps.
+/// Describes the weights after `step` steps of a run of `total_steps` steps with `validations`,
+/// which has taken `newest` steps.
 fn scored_weights(validations: &Validations, step: u64, newest: u64, total_steps: u64) -> ScoredWeights {
     let of_steps = format!("weights after {} of {}", thousands(step), counted(total_steps, "step"));
     let best_step = validations.kept_step().filter(|kept| *kept == step);
@@ -325,8 +325,8 @@ pub(crate) fn print_scored_images(images: &ImageSet, n_scored: usize, n_classes:
     }
 }
 
-/// Returns the line of JSON of a validated run in `workdir`, which was started at `start`; scores are
-/// added to it.
+/// Returns the line of JSON of a validated run in `workdir`, which was started at `start`; scores
+/// are added to it.
 pub(crate) fn result_line(
     status: &Status,
     workdir: &Path,

@@ -147,8 +147,8 @@ pub fn held_out_segmented_images(images: ImageSet, classes: &[String]) -> Result
     Ok(images)
 }
 
-/// Warns if the masks of the set `set` have pixels of fewer than the `n_classes` classes that follow
-/// from their highest value.
+/// Warns if the masks of the set `set` have pixels of fewer than the `n_classes` classes that
+/// follow from their highest value.
 fn warn_of_gaps(survey: &MaskSurvey, n_classes: usize, set: &str) {
     let n_present = survey.classes.len();
     if n_present < n_classes {

@@ -6,10 +6,10 @@
 //! ```
 //!
 //! So a share s of the images of each class is held out, rounded up or down, and of all images,
-//! rounded to the nearest. They follow from the keys, the names of the classes, and which images are
-//! shown: all ranks, a resumed run, and runs with other seeds or classes in another order hold out
-//! the same images. The last image of a class that is left to train on is not held out, whether it
-//! has other classes or not. Images with masks, whose pixels are of several classes, count as of
+//! rounded to the nearest. They follow from the keys, the names of the classes, and which images
+//! are shown: all ranks, a resumed run, and runs with other seeds or classes in another order hold
+//! out the same images. The last image of a class that is left to train on is not held out, whether
+//! it has other classes or not. Images with masks, whose pixels are of several classes, count as of
 //! one.
 
 use std::collections::HashMap;
@@ -159,7 +159,8 @@ impl Candidate {
         Self::with_key(&key, image, positions)
     }
 
-    /// Creates that of `image`, whose key is `key`; `positions` are those of the classes, by number.
+    /// Creates that of `image`, whose key is `key`; `positions` are those of the classes, by
+    /// number.
     fn with_key(key: &str, image: LabeledImage, positions: &[u32]) -> Self {
         let LabeledImage { index, classes } = image;
         let mut group = NO_CLASS;
@@ -250,8 +251,8 @@ impl Reading<'_> {
 mod tests {
     use super::*;
 
-    /// Returns candidates with these numbers of classes, whose names are `names` by number and whose
-    /// keys are the numbers of the images.
+    /// Returns candidates with these numbers of classes, whose names are `names` by number and
+    /// whose keys are the numbers of the images.
     fn named_candidates(by_image: &[Vec<u32>], names: &[String]) -> Vec<Candidate> {
         let positions = positions_by_name(names);
         let mut candidates = Vec::new();

@@ -52,8 +52,8 @@ fn planned_step_s(stderr: &str, minutes: &str) -> f64 {
     seconds_of(note.split(&words).nth(1).unwrap().split(" each").next().unwrap())
 }
 
-/// Checks that the steps of a run took as long as planned, by a factor of 3 at most: other tests run
-/// at the same time.
+/// Checks that the steps of a run took as long as planned, by a factor of 3 at most: other tests
+/// run at the same time.
 fn check_steps(world: &World, run: &str, planned_s: f64) {
     let text = fs::read_to_string(world.path(run).join("metrics.jsonl")).unwrap();
     let mut sum_s = 0.0;
@@ -319,6 +319,10 @@ fn a_recipe_is_chosen_for_hours() {
     let stderr = ok(&world.ocelli(&args));
     assert!(!stderr.contains("note: method: ") && !stderr.contains("optim.length: "), "{stderr}");
     assert_eq!(plan(&world, "run"), begun);
+
+    // Weights that it did not begin with are not left out in silence.
+    let stderr = fails(&world.ocelli(&[&args[..], &["--init", &workdir]].concat()), 2);
+    assert!(stderr.contains("started from random weights: leave out --init"), "{stderr}");
 
     // Images may be named by a setting, too.
     let setting = format!("data.shards=[{shard:?}]");

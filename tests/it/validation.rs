@@ -136,6 +136,27 @@ fn a_classifier_is_validated_at_intervals() {
     assert_eq!(evaluated_steps(&world, "other", "sets/val"), [0, 5, 10, 12, 12]);
 }
 
+/// A run that holds out a part of its images goes on only so, and only a command that validates
+/// holds out any.
+#[test]
+fn held_out_images_are_those_of_a_run_that_validates() {
+    let world = prepare();
+    let recipe = world.text("alone.toml");
+    let train = world.text("sets/train");
+    let run = world.text("run");
+    let args = ["--recipe", &recipe, "--shards", &train, "--workdir"];
+    ok(&world.ocelli(&[&["finetune"][..], &args, &[&run[..], "--set", "optim.length={steps=2}"]].concat()));
+    let stderr = fails(&finetune_on(&world, "alone.toml", SETS, "run", &[]), 2);
+    let reason =
+        format!("the run in {run} holds out 0.1 of its images to validate on: leave out --val-shards");
+    assert!(stderr.contains(&reason), "{stderr}");
+
+    let other = world.text("other");
+    let more = [other.as_str(), "--set", "data.validation=0.2"];
+    let stderr = fails(&world.ocelli(&[&["pretrain"][..], &args, &more].concat()), 2);
+    assert!(stderr.contains("data.validation holds out images") && !world.path("other").exists(), "{stderr}");
+}
+
 /// Returns the keys of the images that a run of this seed holds out, after a check that none of
 /// them is ever shown.
 fn held_out_keys(world: &World, seed: u64) -> Vec<String> {

@@ -45,7 +45,8 @@ impl Check {
         })
     }
 
-    /// Compares two sets whose classes do not count, such as sets with masks, by their images alone.
+    /// Compares two sets whose classes do not count, such as sets with masks, by their images
+    /// alone.
     ///
     /// # Errors
     /// [`EvalError::Data`] if an image cannot be read.

@@ -389,8 +389,8 @@ fn changed_data(before: &Recipe, after: &Recipe) -> Vec<String> {
     notes
 }
 
-/// Opens the images of `shards` as the set `name`, to score the classifier of the run of `fitted` on,
-/// and warns of what makes the scores misleading.
+/// Opens the images of `shards` as the set `name`, to score the classifier of the run of `fitted`
+/// on, and warns of what makes the scores misleading.
 fn open_images(
     shards: &[String],
     name: String,

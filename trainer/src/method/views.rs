@@ -159,8 +159,8 @@ impl ViewsConfig {
         }
     }
 
-    /// Reduces views that are listed one by one to `size_px`, if they are larger, except those whose
-    /// index in the list `is_kept` holds for; returns the indices of those that are reduced.
+    /// Reduces views that are listed one by one to `size_px`, if they are larger, except those
+    /// whose index in the list `is_kept` holds for; returns the indices of those that are reduced.
     pub fn limit_sizes(&mut self, size_px: u32, is_kept: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut reduced = Vec::new();
         let Self::Custom(views) = self else { return reduced };
@@ -291,4 +291,23 @@ fn check_sizes_differ(global_px: u32, local_px: u32, n_local: usize) -> Result<(
         "views.local_px must differ from views.global_px, {global_px}: views are told apart by their \
          size, and targets come from all views of the global size"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Views of 24, 96 and 96 px are limited to 32, and the last one is kept.
+    #[test]
+    fn views_are_limited_each_by_itself() {
+        let mut crops = Vec::new();
+        for size_px in [24, 96, 96] {
+            crops.extend(MultiCrop::single(size_px).crops);
+        }
+        let mut views = ViewsConfig::Custom(CustomViews { crops, mix: Vec::new(), channels: None });
+        assert_eq!(views.limit_sizes(32, |index| index == 2), [1]);
+        let ViewsConfig::Custom(limited) = views else { panic!("views that are listed") };
+        let sizes_px: Vec<u32> = limited.crops.iter().map(|crop| crop.size_px).collect();
+        assert_eq!(sizes_px, [24, 32, 96]);
+    }
 }
