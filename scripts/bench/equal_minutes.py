@@ -73,6 +73,8 @@ def theirs(args: argparse.Namespace, method: str, seed: int) -> dict:
     log = args.workdir / f"{method}-{seed}-torch.log"
     command = [args.python, HERE / "peer_train.py", "--recipe", HERE.parent / "recipes" / f"{method}_cifar.toml"]
     command += [*measure.set_flags(SETTINGS), "--train", args.train, "--test", args.test, "--seed", seed]
+    # As Ocelli, which uses all cores for steps and for images.
+    command += ["--threads", measure.n_cores(), "--workers", measure.n_cores()]
     run = measure.run([*command, "--minutes", args.minutes, "--out", weights], log)
     run["steps_s"] = run.pop("seconds")
     flags = ["--source", "timm", "--heads", HEADS, "--resize-px", PX]

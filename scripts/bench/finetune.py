@@ -30,6 +30,8 @@ HERE = pathlib.Path(__file__).parent
 # What the recipe `finetune` has, for the recipe that has none of it.
 REGULARIZATION = ["method.mixup=0.8", "method.cutmix=1.0", "method.smoothing=0.1", "views.crops.0.erase={p=0.25}"]
 NO_MIX = ["method.mixup=0", "method.cutmix=0"]
+# Validates after the last step alone, as PyTorch's side does: by default, `ocelli finetune` validates eight times within its minutes.
+VALIDATE_ONCE = "run.probe_every_steps=1000000000"
 KINDS = ["pretrained", "from labels", "PyTorch"]
 
 
@@ -76,7 +78,7 @@ def pretrained(args: argparse.Namespace, seed: int) -> dict:
     settings = [f"model.image_px={args.px}", *views, f"seed={seed}", f"optim.length={{minutes={args.pretrain_minutes}}}"]
     weights = folder(args, "weights", seed)
     first = measure.train(args.ocelli, "pretrain", weights, settings, "--recipe", "lejepa_cifar", "--shards", args.train)
-    settings = [*mix_settings(args), *args.set, f"seed={seed}", f"optim.length={{minutes={args.finetune_minutes}}}"]
+    settings = [VALIDATE_ONCE, *mix_settings(args), *args.set, f"seed={seed}", f"optim.length={{minutes={args.finetune_minutes}}}"]
     flags = ["--checkpoint", weights, *labeled_flags(args, "finetune")]
     row = measure.train(args.ocelli, "finetune", folder(args, "pretrained", seed), settings, *flags)
     row["finetune_s"] = row["wall_s"]
@@ -91,7 +93,7 @@ def from_labels(args: argparse.Namespace, seed: int) -> dict:
     """Trains a classifier from random weights for the time of pretraining and fine-tuning."""
     minutes = args.pretrain_minutes + args.finetune_minutes
     size = [f"model.image_px={args.px}", f"views.crops.0.size_px={args.px}"]
-    settings = [*size, *REGULARIZATION, *mix_settings(args), f"seed={seed}", f"optim.length={{minutes={minutes}}}"]
+    settings = [VALIDATE_ONCE, *size, *REGULARIZATION, *mix_settings(args), f"seed={seed}", f"optim.length={{minutes={minutes}}}"]
     return measure.train(args.ocelli, "finetune", folder(args, "from-labels", seed), settings, *labeled_flags(args, "classify_cifar"))
 
 
@@ -102,6 +104,8 @@ def in_pytorch(args: argparse.Namespace, seed: int) -> dict:
     command = [args.ocelli, "export", "--checkpoint", folder(args, "weights", seed), "--format", "timm", "--out", exported]
     measure.run([*command, "--overwrite", "--json"], log)
     command = [args.python, HERE / "peer_finetune.py", "--run", folder(args, "pretrained", seed), "--weights", exported]
+    # As Ocelli, which uses all cores for steps and for images.
+    command += ["--threads", measure.n_cores(), "--workers", measure.n_cores()]
     row = measure.run([*command, "--train", args.labeled, "--test", args.test], log)
     return row | {"finetune_s": row["wall_s"], "wall_s": None}
 

@@ -71,6 +71,10 @@ def candidate_of(recipe: str, settings: list[str]) -> str:
             best, most = candidate, len(own)
     if best is None:
         raise SystemExit(f"no candidate here is {recipe} with {settings}: the table of the program has others")
+    # The program makes batches no larger than a small set; with anything else, it has chosen another run.
+    unknown = [entry for entry in settings if entry not in best.split() and not entry.startswith("optim.batch_size=")]
+    if unknown:
+        raise SystemExit(f"no candidate here is {recipe} with {' '.join(unknown)}: the table of the program has others")
     return best
 
 

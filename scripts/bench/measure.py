@@ -150,10 +150,16 @@ def publish(path: pathlib.Path, text: str) -> None:
     print(f"\n{text}\n\n{path}", flush=True)
 
 
+def n_cores() -> int:
+    """Number of cores that this process, and those that it starts, may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def machine(ocelli: str) -> str:
     """The program's version and this machine's processor."""
     version = subprocess.run([ocelli, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{version}; {cores} cores of {names[0] if names else 'an unknown processor'}"
+    return f"{version}; {n_cores()} cores of {names[0] if names else 'an unknown processor'}"

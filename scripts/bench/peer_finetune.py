@@ -33,6 +33,44 @@ from torchvision import transforms as T
 from peer_data import Labeled, batches
 
 
+# Settings that would change the run of Ocelli, each with what is done here if a recipe has it: the values, besides no value at all.
+DONE = {
+    "data.balance": [0],
+    "data.mix": [],
+    "data.validation": [0],
+    "data.weights": [],
+    "method.loss": ["cross_entropy"],
+    "optim.adapter": [],
+    "optim.decay_vectors": [False],
+    "optim.freeze_backbone": [{unit: 0} for unit in ("steps", "epochs", "samples", "percent")],
+    "optim.patch_rate": [1],
+    "optim.schedule": ["cosine"],
+    "optim.trained_units": [],
+    "run.patience": [],
+    "views.crops.0.channel_drop_p": [0],
+    "views.crops.0.own_statistics": [False],
+    "views.crops.0.rotate_p": [0],
+}
+
+
+def value_of(recipe, key):
+    """The value of `key` in a recipe; None if it has none."""
+    value = recipe
+    for part in key.split("."):
+        value = value[int(part)] if isinstance(value, list) else value.get(part)
+        if value is None:
+            return None
+    return value
+
+
+def check_settings(recipe):
+    """Refuses what is not done here, instead of measuring another run than that of Ocelli."""
+    for key, done in DONE.items():
+        value = value_of(recipe, key)
+        if value is not None and value not in done:
+            raise SystemExit(f"{key} = {value} is not supported here")
+
+
 def training_transform(recipe):
     """The views of a recipe, with timm's transforms."""
     (crop,) = recipe["views"]["crops"]
@@ -120,6 +158,7 @@ def main():
     args = parser.parse_args()
     plan = tomllib.loads((args.run / "plan.toml").read_text())
     recipe, total = plan["recipe"], plan["total_steps"]
+    check_settings(recipe)
     optim, method = recipe["optim"], recipe["method"]
     torch.manual_seed(recipe["seed"])
     torch.set_num_threads(args.threads)
@@ -131,9 +170,11 @@ def main():
     optimizer = optimizer_of(model, optim)
     scheduler = CosineLRScheduler(
         optimizer,
-        t_initial=total,
+        # The cosine begins after the warm-up, as in Ocelli.
+        t_initial=max(1, total - plan["warmup_steps"]),
         lr_min=optim["min_lr"],
         warmup_t=plan["warmup_steps"],
+        warmup_prefix=True,
         warmup_lr_init=optim.get("start_lr", 0.0) * rate_scale(optim),
         t_in_epochs=False,
     )

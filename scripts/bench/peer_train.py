@@ -8,8 +8,9 @@ lightly for SimCLR, SwAV, BYOL, Barlow Twins and VICReg.
     python scripts/bench/peer_train.py --recipe scripts/recipes/dino_cifar.toml \
         --train 'cifar/train-*.tar' --test 'cifar/test-*.tar' --minutes 20
 
-With --minutes, steps are timed first for a fiftieth of the time, as `ocelli` does, and the schedules are laid over the number of
-steps that then fits; the minutes are those of the steps alone, without the start, the timing and the scores. --epochs and --steps set
+With --minutes, steps are timed first for a fiftieth of the time, and the schedules are laid over the number of steps that then
+fits (`ocelli` times them in its own way: docs/hours.md); the minutes are those of the steps alone, without the start, the timing
+and the scores. --epochs and --steps set
 the length; with none of them, the length is the recipe's. --set changes values of the recipe like that of `ocelli pretrain`. With
 --bench, steps on one batch of noise are timed, beside `ocelli bench step`. It knows the parts of a recipe that the small recipes use;
 what else a recipe sets is an error. With --out, a transformer is written under timm's names, which `ocelli probe` scores

@@ -8,8 +8,8 @@ Then, for every number of images and every seed, which also draws the images, an
     continued             from those weights, as `--hours` without a recipe continues weights of this size (`dinov2_cifar`)
     distilled             those weights into the same network with random weights, with the views and the optimizer of `lejepa_cifar`
 
-All networks are that of `lejepa_cifar`, for images of --px pixels. Each is scored by k-NN (20) and an honest linear probe, which are fitted
-on all images to learn, with their labels, and tested on those of --test: the same two sets for every run. The weights as they are and
+All networks are that of `lejepa_cifar`, for images of --px pixels, which is 32. Each is scored by k-NN (20) and an honest linear probe, which
+are fitted on all images to learn, with their labels, and tested on those of --test: the same two sets for every run. The weights as they are and
 random weights are scored once.
 
     python scripts/bench/small.py --ocelli target/release/ocelli --train 'cifar/train-*.tar' --test 'cifar/test-*.tar' --workdir runs/small
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.5, help="of each run")
     parser.add_argument("--steps", type=int, help="of each run, instead of minutes")
     parser.add_argument("--weights-minutes", type=float, default=10.0, help="of the run whose weights are continued and distilled")
-    parser.add_argument("--px", type=int, default=32, choices=[32, 64])
+    parser.add_argument("--px", type=int, default=32, choices=[32], help="size of images: 32 is the only one that is measured here")
     args = parser.parse_args()
     length = f"{{steps={args.steps}}}" if args.steps else f"{{minutes={args.minutes}}}"
     settings = {"train": args.train, "test": args.test, "other": args.other, "px": args.px, "length": length}
@@ -157,7 +157,9 @@ def draw(args: argparse.Namespace, sets: dict, n: int, seed: int):
     command = [args.ocelli, "shards", "subset", sets["train"], "--out", few, "--count", n, "--seed", seed, "--json"]
     drawn = measure.run(command, measure.log_of(few))["train"]["samples"]
     if drawn < n:
-        print(f"left out: the set has {drawn} images, fewer than {n}")
+        wanted = n if args.other else 2 * n
+        halves = "" if args.other else ", of which half of the classes are learned"
+        print(f"left out: there are {drawn:,} images to learn, fewer than {n:,}: this needs a set of {wanted:,} in --train{halves}")
         return None
     return f"{few}/*.tar"
 
