@@ -49,6 +49,7 @@ pub use protocol::knn::neighbors;
 pub use protocol::task::{Scored, Sets, Task};
 pub use protocol::views::Views;
 pub use protocol::{Needs, Protocol};
+pub use scores::{MAIN_METRICS, OWN_METRICS};
 pub use segmenter::{
     MEAN_IOU, MaskPicture, PIXEL_ACCURACY, Segmented, SegmentedImage, mask_pictures, segment,
 };

@@ -24,6 +24,12 @@ const MAX_KEPT_CONFUSED: usize = 20;
 /// Number of confusions that are kept if there are more classes.
 const N_KEPT_PAIRS: usize = 30;
 
+/// Names of the scores of what a run trains beside its backbone: a classifier or a decoder.
+pub const OWN_METRICS: [&str; 5] = [TOP_1, MEAN_AVERAGE_PRECISION, MEAN_IOU, F1, PIXEL_ACCURACY];
+
+/// Names of those among [`OWN_METRICS`] that runs are compared by.
+pub const MAIN_METRICS: [&str; 3] = [TOP_1, MEAN_AVERAGE_PRECISION, MEAN_IOU];
+
 /// Description of the score of a classifier.
 pub const CLASSIFIER_IN_WORDS: &str = "the classifier that the run trains, on one crop of each image";
 

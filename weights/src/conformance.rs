@@ -314,7 +314,9 @@ fn pixel_heads(model: &ModelConfig) -> Vec<PixelHead> {
 #[test]
 fn decoders_are_written_with_their_networks() {
     let card = Card::default();
-    let mut n_graphs = 0;
+    let mut with_graph = BTreeSet::new();
+    // Formats that hold a network, but no decoder on it.
+    let mut without_decoder = BTreeSet::new();
     for model in ModelConfig::examples() {
         let tensors = tensors(&model);
         for head in pixel_heads(&model) {
@@ -326,20 +328,27 @@ fn decoders_are_written_with_their_networks() {
                 let files = match write(&path, format, &export, false) {
                     Ok(files) => files,
                     Err(WeightsError::Unsupported { reason, .. }) => {
+                        if format == Format::Onnx {
+                            assert!(reason.contains("not implemented"), "{model:?} as {format:?}: {reason}");
+                            continue;
+                        }
+                        assert!(checked.is_err(), "{model:?} as {format:?}: {reason}");
+                        // The decoder is the reason if the backbone alone can be written.
                         let alone = crate::check(format, &model, &export.preprocessing, None);
-                        let says_how = reason.contains("--backbone-only") && checked.is_err();
-                        let is_graph_missing = reason.contains("not implemented");
-                        assert!(
-                            alone.is_err() || says_how || is_graph_missing,
-                            "{model:?} as {format:?}: {reason}"
-                        );
+                        let says_how = reason.contains("--backbone-only");
+                        assert_eq!(says_how, alone.is_ok(), "{model:?} as {format:?}: {reason}");
+                        if says_how {
+                            without_decoder.insert(format.name());
+                        }
                         continue;
                     }
                     Err(error) => panic!("{model:?} as {format:?}: {error}"),
                 };
                 assert!(checked.is_ok(), "{model:?} as {format:?}: {checked:?}");
                 assert!(matches!(format, Format::Safetensors | Format::Onnx), "{model:?} as {format:?}");
-                n_graphs += usize::from(format == Format::Onnx);
+                if format == Format::Onnx {
+                    with_graph.insert(arch(&model));
+                }
                 let text = std::fs::read_to_string(files.last().unwrap()).unwrap();
                 assert!(text.contains("a decoder of pixels of 3 classes ("), "{text}");
                 assert!(text.contains(CLASS_TABLE), "{text}");
@@ -349,7 +358,33 @@ fn decoders_are_written_with_their_networks() {
             }
         }
     }
-    assert!(n_graphs >= 6, "{n_graphs} graphs");
+    assert!(with_graph.iter().eq(["convnext", "regnet_y", "resnet", "vit"]), "{with_graph:?}");
+    let expected = ["dinov2", "dinov3", "timm", "torchvision", "transformers"];
+    assert!(without_decoder.iter().copied().eq(expected), "{without_decoder:?}");
+}
+
+/// A mask has a byte for the class of a pixel, and 255 is none.
+#[test]
+fn decoders_of_more_classes_than_masks_have_are_refused() {
+    let model = ModelConfig::examples().remove(0);
+    let tensors = tensors(&model);
+    let card = Card::default();
+    for n_classes in [255, 256] {
+        let classes: Vec<String> = (0..n_classes).map(|class| class.to_string()).collect();
+        let head = PixelHead::zeros(classes, PixelDecoder::Linear, model.width());
+        let export = Export { decoder: Some(&head), ..f32_export(&model, &tensors, &card) };
+        let folder = tempfile::tempdir().unwrap();
+        let path = export_path(folder.path(), Format::Safetensors);
+        write(&path, Format::Safetensors, &export, false).unwrap();
+        match read(&path, &Hints::default()) {
+            Ok(pretrained) => assert_eq!((n_classes, pretrained.decoder.as_ref()), (255, Some(&head))),
+            Err(WeightsError::Malformed { reason, .. }) => {
+                assert_eq!(n_classes, 256);
+                assert!(reason.contains("256 classes"), "{reason}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
 
 /// A graph of a decoder has one output: scores of every pixel.

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
+use augment::IGNORED_CLASS;
 use networks::head::pixels::{HIDDEN, PixelDecoder};
 use networks::{ClassHead, ModelConfig, NamedTensor, Normalization, PixelHead};
 use serde::de::DeserializeOwned;
@@ -139,6 +140,12 @@ fn read_decoder(
     let decoder: PixelDecoder = parse_json(source, layers)?;
     if classes.is_empty() {
         return Err(WeightsError::malformed(&source.path, "its decoder has no classes"));
+    }
+    // The numbers of classes are bytes of a mask, the last of which is no class.
+    let most = usize::from(IGNORED_CLASS);
+    if classes.len() > most {
+        let reason = format!("its decoder has {} classes, and masks have at most {most}", classes.len());
+        return Err(WeightsError::malformed(&source.path, reason));
     }
     if let PixelDecoder::Conv { width: stated } = decoder {
         // Nothing of a stated size is made before the file is known to have it.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use eval::{F1, MEAN_AVERAGE_PRECISION, MEAN_IOU, PIXEL_ACCURACY, TOP_1};
+use eval::{MEAN_AVERAGE_PRECISION, OWN_METRICS};
 use pipeline::Dataset;
 use pipeline::magic::PNG;
 use serde_json::{Value, json};
@@ -66,11 +66,8 @@ fn html(reports: &[Report], made_at_s: u64) -> String {
     let data = json!({
         "made_at_s": made_at_s,
         "version": env!("CARGO_PKG_VERSION"),
-        "classifier_metric": TOP_1,
+        "own_metrics": OWN_METRICS,
         "multi_label_metric": MEAN_AVERAGE_PRECISION,
-        "f1_metric": F1,
-        "mean_iou_metric": MEAN_IOU,
-        "pixel_accuracy_metric": PIXEL_ACCURACY,
         "runs": runs,
         "settings": differing_settings(reports),
     });
@@ -128,7 +125,12 @@ fn classifiers(run: &Run) -> Vec<Value> {
     for classifier in &run.evaluations.classifiers {
         let mut result = json!(classifier);
         let path = picture_path(&run.workdir, &worst_name(&classifier.kind.set));
-        result["worst_picture"] = json!(embedded_png(&path));
+        let mut picture = embedded_png(&path);
+        // Earlier releases drew one picture of a run.
+        if picture.is_none() && run.evaluations.classifiers.len() == 1 {
+            picture = embedded_png(&picture_path(&run.workdir, "worst"));
+        }
+        result["worst_picture"] = json!(picture);
         results.push(result);
     }
     results

@@ -105,7 +105,7 @@ const counted = (set, images) => (images ? `${set} (${images.toLocaleString("en"
 const fitted = (kind) => (kind.train ? counted(kind.train, kind.train_images) : "–");
 
 // Scores of what a run trains beside its backbone.
-const ownMetrics = [data.classifier_metric, data.multi_label_metric, data.f1_metric, data.mean_iou_metric, data.pixel_accuracy_metric];
+const ownMetrics = data.own_metrics;
 
 function scores() {
   const kinds = [];
@@ -251,7 +251,7 @@ function worstImages(run) {
     const rows = of.worst.map((image) => [words(image.key), words(image.class), words(image.predicted), image.probability.toFixed(1), image.loss.toFixed(3), words(image.shard || "–")]);
     const picture = of.worst_picture ? el("div", { class: "scroll" }, el("img", { src: of.worst_picture, alt: `images of ${of.kind.set} with the largest loss` })) : null;
     return [picture, el("details", {}, el("summary", {}, `${setAndStep(of)}: ${of.worst.length.toLocaleString("en")} images`),
-      table(["image", "class", "predicted", "its probability in %", "loss", "shard"], rows, [3, 4]))];
+      table(["image", "class", "predicted", hasSeveral(of) ? "largest probability in %" : "its probability in %", "loss", "shard"], rows, [3, 4]))];
   };
   return [el("p", { class: "note" }, "The images of the test set on which the classifier has the largest loss, the largest first. Wrong labels are often among them."), ...shown.map(list)];
 }

@@ -1,6 +1,6 @@
 //! Summary of a run in one line.
 
-use eval::{CLASSIFIER_METRICS, MEAN_IOU, TOP_1};
+use eval::{MAIN_METRICS, MEAN_IOU, TOP_1};
 use pipeline::words::{counted, thousands};
 use serde::Serialize;
 use serde_json::Value;
@@ -149,6 +149,9 @@ fn describe_step(step: u64) -> String {
     if step == 0 { "at the start".into() } else { format!("at step {}", thousands(step)) }
 }
 
+/// Columns with the milliseconds of probes: of scores of features, and of what a run itself trains.
+const PROBE_TIMES: [&str; 2] = ["time/probe_ms", "time/val_ms"];
+
 /// Measures of scores that need labels.
 const SCORES: [&str; 3] = ["accuracy", "mAP", "mIoU"];
 
@@ -166,8 +169,7 @@ impl Overview {
             run.metrics.0.get("train/loss").and_then(|points| points.last()).map_or(0, |(step, _)| *step);
         let step = status.step.max(logged).min(total_steps);
         let seconds_a_step = run.metrics.recent("time/step_ms").map(|ms| ms / 1e3);
-        let probes_s = run.metrics.last("time/probe_ms").map_or(0.0, |ms| ms / 1e3);
-        let probes_left_s = status.plan.n_probes_after(step) as f64 * probes_s;
+        let probes_left_s = probes_left_s(run, step);
         let unfinished = !matches!(status.state, State::Finished);
         let why = match &status.early_end {
             Some(words) => format!("{}: {words}", status.state),
@@ -194,6 +196,24 @@ impl Overview {
     }
 }
 
+/// Estimates the seconds of the probes of `run` after more than `step` steps, from the last of each
+/// kind that ran.
+fn probes_left_s(run: &Run, step: u64) -> f64 {
+    let plan = &run.status.plan;
+    let mut left_s = 0.0;
+    for column in PROBE_TIMES {
+        let Some(points) = run.metrics.0.get(column) else { continue };
+        let Some((last_step, last_ms)) = points.last() else { continue };
+        let mut every = plan.recipe.run.probe_every_steps;
+        if every == 0 {
+            // Validations have an interval of their own, which the logged ones show.
+            every = last_step / points.len() as u64;
+        }
+        left_s += plan.n_due(every, step) as f64 * last_ms / 1e3;
+    }
+    left_s
+}
+
 /// Returns true if the newest logged step has warned of a collapse.
 fn collapsed(run: &Run) -> bool {
     let newest = run.metrics.0.get("train/loss").and_then(|points| points.last()).map(|(step, _)| *step);
@@ -210,7 +230,7 @@ fn best(run: &Run) -> Option<Best> {
     let percentages = run.evaluations.scores.iter().filter(|(kind, _)| SCORES.contains(&kind.measure));
     let highest = percentages.max_by_key(|(kind, scores)| {
         (
-            CLASSIFIER_METRICS.contains(&kind.metric.as_str()) || kind.metric == MEAN_IOU,
+            MAIN_METRICS.contains(&kind.metric.as_str()),
             kind.metric == USUAL,
             kind.measure == "accuracy",
             kind.train != kind.set,

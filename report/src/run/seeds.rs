@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use eval::{CLASSIFIER_METRICS, MEAN_IOU};
+use eval::MAIN_METRICS;
 use pipeline::words::counted;
 use serde::Serialize;
 use trainer::Plan;
@@ -252,8 +252,7 @@ impl SeedScore {
 /// before `knn_100`.
 fn metric_order(metric: &str) -> (bool, &str, u64) {
     let name = metric.trim_end_matches(|c: char| c.is_ascii_digit());
-    let is_own = CLASSIFIER_METRICS.contains(&metric) || metric == MEAN_IOU;
-    (!is_own, name, metric[name.len()..].parse().unwrap_or(0))
+    (!MAIN_METRICS.contains(&metric), name, metric[name.len()..].parse().unwrap_or(0))
 }
 
 /// Returns the column of `kind`, whose label distinguishes it from the others of `kinds`.

@@ -30,7 +30,8 @@ const PLAN: &str = "plan.toml";
 const REPORT: &str = "report.html";
 
 /// Files that are uploaded once a run has ended, with the pictures of its classifier or decoder.
-const FILES: [&str; 4] = [PLAN, REPORT, "views.png", "neighbors.png"];
+/// Earlier releases drew `worst.png`.
+const FILES: [&str; 5] = [PLAN, REPORT, "views.png", "neighbors.png", "worst.png"];
 
 /// Sender of runs to an experiment on a server.
 pub struct Tracker {

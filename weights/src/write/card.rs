@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use augment::{Decoding, Depth, Fill, FillRule, Transform};
+use networks::head::pixels::{EPSILON, PixelDecoder};
 use networks::{ClassHead, Origin, PixelHead};
 use pipeline::words::counted;
 
@@ -63,6 +64,11 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
         let what = if is_same { "The same" } else { "The features" };
         let _ = writeln!(out, "{what} by Ocelli:\n\n```sh\n{}\n```\n", embed_command(path));
     }
+    // A graph with a decoder returns scores of pixels alone.
+    let mut vector = String::new();
+    if format != Format::Onnx || export.decoder.is_none() {
+        vector = format!(" One vector an image: {}.", exchange_of(export.model).pooling());
+    }
     let Preprocessing { pixels, transform, decoding } = &export.preprocessing;
     let format = pixels.format();
     let values = match (format.is_rgb8(), format.depth) {
@@ -72,12 +78,11 @@ pub(super) fn text(path: &Path, format: Format, export: &Export<'_>) -> String {
     };
     let _ = writeln!(
         out,
-        "Images: {}, {}, {values} minus {:?} over {:?}. One vector an image: {}.\n",
+        "Images: {}, {}, {values} minus {:?} over {:?}.{vector}\n",
         if format.is_rgb8() { "RGB".into() } else { format.to_string() },
         resize_in_words(*transform, export.decoder.is_some()),
         pixels.normalization.mean,
         pixels.normalization.std,
-        exchange_of(export.model).pooling(),
     );
     for sentence in decoding_in_words(*decoding) {
         let _ = writeln!(out, "{sentence}\n");
@@ -148,10 +153,17 @@ fn decoder_text(format: Format, head: &PixelHead) -> String {
     for tensor in &head.tensors {
         names.push(format!("`{}` {:?}", tensor.name, tensor.shape));
     }
+    let layers = match head.decoder {
+        PixelDecoder::Linear => "a linear layer".to_string(),
+        PixelDecoder::Conv { .. } => format!(
+            "a 3 × 3 convolution of the grid of patches with padding 1 and without bias, a layer norm of the \
+             channels of each patch (epsilon {EPSILON:e}), GELU, and a linear layer"
+        ),
+    };
     format!(
-        "The decoder scores the classes of every patch, whose scores are interpolated bilinearly to those of \
-         pixels. Its parameters are {}. `ocelli export` writes the whole network as ONNX. The \
-         classes:\n\n{table}\n",
+        "The decoder scores the classes of every patch: {layers}. Scores of patches are interpolated \
+         bilinearly to those of pixels, corners not aligned. Its parameters are {}. `ocelli export` writes \
+         the whole network as ONNX. The classes:\n\n{table}\n",
         names.join(", ")
     )
 }
@@ -240,8 +252,6 @@ fn decoding_in_words(decoding: Decoding) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use networks::head::pixels::PixelDecoder;
-
     use super::*;
 
     /// Names that mean something in Markdown, in HTML or in a table.

@@ -214,11 +214,12 @@ fn library_arrays(library: Library, format: Format, export: &Export<'_>) -> Resu
         let reason = "torchvision's networks take images of three channels".into();
         return Err(unsupported(format, reason));
     }
+    let arrays =
+        exchange_of(export.model).arrays(library, export).map_err(|reason| unsupported(format, reason))?;
+    // Only what the library has can be written without a decoder.
     if export.decoder.is_some() {
         return Err(unsupported(format, NO_DECODER.into()));
     }
-    let arrays =
-        exchange_of(export.model).arrays(library, export).map_err(|reason| unsupported(format, reason))?;
     match &export.classifier {
         Some(classifier) => classifier::add(arrays, library, export, classifier.head)
             .map_err(|reason| unsupported(format, reason)),
