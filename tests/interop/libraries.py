@@ -424,33 +424,49 @@ def classify(form, path, scores_path, weights, images):
     close(form, ours, theirs, 1e-4)
 
 
-def decode(path, backbone, weights, images, out):
-    import onnxruntime
+def pixel_scores(decoder, patches, size):
+    """Scores [B, classes, H, W] by a decoder in PyTorch, from the patches [B, N, D] of images of `size`, which is H and W."""
     import torch
     from torch.nn import functional as F
 
-    x = pixels(Path(images))
-    _, patches = onnxruntime.InferenceSession(backbone).run(None, {"pixels": x})
-    session = onnxruntime.InferenceSession(path)
-    (output,) = session.get_outputs()
-    assert output.name == "logits", output.name
-    (ours,) = session.run(None, {"pixels": x})
-    tensors, metadata = read_tensors(weights)
-    names = json.loads(session.get_modelmeta().custom_metadata_map["ocelli.pixel_classes"])
-    assert names == json.loads(metadata["ocelli.pixel_classes"]), names
-    decoder = {name: torch.from_numpy(tensors[name].copy()) for name in tensors if name.startswith("decoder.")}
     cells = torch.from_numpy(patches)
-    side = math.isqrt(cells.shape[1])
+    stride = math.isqrt(size[0] * size[1] // cells.shape[1])
+    grid = size[0] // stride, size[1] // stride
     if "decoder.hidden.conv.weight" in decoder:
-        maps = cells.transpose(1, 2).unflatten(2, (side, side))
+        maps = cells.transpose(1, 2).unflatten(2, grid)
         cells = F.conv2d(maps, decoder["decoder.hidden.conv.weight"], padding=1).flatten(2).transpose(1, 2)
         norm = decoder["decoder.hidden.norm.weight"], decoder["decoder.hidden.norm.bias"]
         cells = F.gelu(F.layer_norm(cells, cells.shape[-1:], *norm, 1e-6))
     cells = F.linear(cells, decoder["decoder.scores.weight"], decoder["decoder.scores.bias"])
-    maps = cells.transpose(1, 2).unflatten(2, (side, side))
-    theirs = F.interpolate(maps, size=x.shape[2:], mode="bilinear").numpy()
-    close(path, ours, theirs, 1e-4)
-    np.save(out, ours[:1])
+    maps = cells.transpose(1, 2).unflatten(2, grid)
+    return F.interpolate(maps, size=size, mode="bilinear").numpy()
+
+
+def decode(path, backbone, weights, images, out):
+    import onnxruntime
+    import torch
+
+    x = pixels(Path(images))
+    features = onnxruntime.InferenceSession(backbone)
+    session = onnxruntime.InferenceSession(path)
+    (output,) = session.get_outputs()
+    assert output.name == "logits", output.name
+    tensors, metadata = read_tensors(weights)
+    names = json.loads(session.get_modelmeta().custom_metadata_map["ocelli.pixel_classes"])
+    assert names == json.loads(metadata["ocelli.pixel_classes"]), names
+    decoder = {name: torch.from_numpy(tensors[name].copy()) for name in tensors if name.startswith("decoder.")}
+    inputs = [x]
+    (entry,) = session.get_inputs()
+    if not isinstance(entry.shape[2], int):
+        # The size is free: with several cells in each direction, and not as many, the order of interpolation counts.
+        shape = len(x), x.shape[1], 96, 160
+        inputs.append(np.random.default_rng(1).standard_normal(shape, np.float32))
+    for seen in inputs:
+        _, patches = features.run(None, {"pixels": seen})
+        (ours,) = session.run(None, {"pixels": seen})
+        close(f"{path}, {seen.shape[2]} x {seen.shape[3]} px", ours, pixel_scores(decoder, patches, seen.shape[2:]), 1e-4)
+        if seen is x:
+            np.save(out, ours[:1])
 
 
 if __name__ == "__main__":

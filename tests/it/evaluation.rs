@@ -8,11 +8,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use pipeline::shard::write::{ShardLimits, ShardWriter};
 use serde_json::Value;
 
 use crate::messages::{check_message, lines_with};
-use crate::support::{World, fails, json_of, ok, wait_for_end};
+use crate::support::{World, fails, json_of, ok, shard_writer, wait_for_end};
 
 /// Creates a world with a run of a few steps, and shards `train` and `test` of different images.
 fn world_with_run() -> World {
@@ -28,8 +27,7 @@ fn pack(world: &World, name: &str, numbers: std::ops::Range<usize>, class: impl 
     let dataset = world.dataset();
     let folder = world.path(name);
     fs::create_dir_all(&folder).unwrap();
-    let mut writer =
-        ShardWriter::new(&folder, name, ShardLimits { max_samples: 1000, max_bytes: 1 << 30 }).unwrap();
+    let mut writer = shard_writer(&folder, name);
     for i in numbers {
         let image = dataset.read(pipeline::SampleId(i as u64)).unwrap().image;
         let class = class(i);

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use image::{DynamicImage, ImageBuffer, Rgb};
-use pipeline::shard::write::{ShardLimits, ShardWriter};
 
-use crate::support::{World, ok, program};
+use crate::support::{World, encode_png, ok, program, shard_writer};
 
 /// Subcommands whose flags are checked without running them: they measure, or need other machines.
 const TOO_LONG: [&str; 3] = ["bench", "quickstart", "track"];
@@ -114,13 +113,6 @@ fn check_other(words: &[String]) {
     }
 }
 
-/// Encodes a picture as PNG.
-fn encode_png(picture: &DynamicImage) -> Vec<u8> {
-    let mut bytes = std::io::Cursor::new(Vec::new());
-    picture.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
-    bytes.into_inner()
-}
-
 /// A folder that the pages assume: images, shards with and without parts, runs, and weights.
 struct Desk {
     world: World,
@@ -184,8 +176,7 @@ impl Desk {
     /// Makes shards of images with masks of two classes, to train on and to score on.
     fn make_masks(&self) {
         for part in ["train", "val"] {
-            let limits = ShardLimits { max_samples: 1000, max_bytes: 1 << 30 };
-            let mut writer = ShardWriter::new(&self.world.path("masks"), part, limits).unwrap();
+            let mut writer = shard_writer(&self.world.path("masks"), part);
             for i in 0..8u32 {
                 let image = ImageBuffer::from_fn(40, 30, |x, y| Rgb([(x * i) as u8, (y * i) as u8, 90]));
                 let mask = ImageBuffer::from_fn(40, 30, |x, _| image::Luma([u8::from(x > 4 * i)]));

@@ -9,7 +9,6 @@ use std::process::Output;
 use burn_tensor::Device;
 use eval::image_sets::SplitShards;
 use pipeline::NoProgress;
-use pipeline::shard::write::{ShardLimits, ShardWriter};
 use serde_json::Value;
 use session::{NetworkSettings, Segmenter, Session, segmented_images};
 use trainer::Recipe;
@@ -18,7 +17,7 @@ use crate::browser::{browser, check_page};
 use crate::messages::{check_message, lines_with};
 use crate::methods::{LEJEPA, RESNET, VIT, recipe};
 use crate::report::page_data;
-use crate::support::{World, fails, json_of, metrics, ok};
+use crate::support::{World, encode_png, fails, json_of, metrics, ok, shard_writer};
 
 /// The method with a linear decoder, as a recipe names it.
 const LINEAR: &str = "name = 'segmentation'";
@@ -66,18 +65,11 @@ fn gray(size_px: u32, class: impl Fn(u32, u32) -> u8) -> Vec<u8> {
     encode_png(&mask.into())
 }
 
-fn encode_png(picture: &image::DynamicImage) -> Vec<u8> {
-    let mut bytes = std::io::Cursor::new(Vec::new());
-    picture.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
-    bytes.into_inner()
-}
-
 /// Writes the shard `name` of the images `numbers`, each with the mask that `mask_of` returns.
 fn pack(world: &World, name: &str, numbers: Range<u32>, mask_of: impl Fn(u32) -> Option<Vec<u8>>) {
     let folder = world.path(name);
     fs::create_dir_all(&folder).unwrap();
-    let limits = ShardLimits { max_samples: 1000, max_bytes: 1 << 30 };
-    let mut writer = ShardWriter::new(&folder, name, limits).unwrap();
+    let mut writer = shard_writer(&folder, name);
     for number in numbers {
         let image = picture(number);
         let mask = mask_of(number);

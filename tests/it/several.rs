@@ -2,11 +2,9 @@
 
 use std::fs;
 
-use pipeline::shard::write::{ShardLimits, ShardWriter};
-
 use crate::evaluation::probe;
 use crate::messages::check_message;
-use crate::support::{World, fails, json_of, ok};
+use crate::support::{World, encode_png, fails, json_of, ok, shard_writer};
 
 /// Packs images that are dark on the left and bright on the right of a border, with the members
 /// that `extra_members` returns for the number of an image and its border.
@@ -18,8 +16,7 @@ fn pack_bordered(
 ) {
     let folder = world.path(name);
     fs::create_dir_all(&folder).unwrap();
-    let mut writer =
-        ShardWriter::new(&folder, name, ShardLimits { max_samples: 1000, max_bytes: 1 << 30 }).unwrap();
+    let mut writer = shard_writer(&folder, name);
     for i in 0..count {
         let border = 4 + (i * 7) % 9;
         let picture = image::RgbImage::from_fn(16, 16, |x, y| {
@@ -33,12 +30,6 @@ fn pack_bordered(
         writer.add(&format!("{i:08}"), &borrowed).unwrap();
     }
     writer.finish().unwrap();
-}
-
-fn encode_png(picture: &image::DynamicImage) -> Vec<u8> {
-    let mut bytes = std::io::Cursor::new(Vec::new());
-    picture.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
-    bytes.into_inner()
 }
 
 /// Draws a mask: class 0 left of the border, 1 right of it, and the first row ignored.

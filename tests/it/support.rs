@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
 use pipeline::shard::sidecar;
+use pipeline::shard::write::{ShardLimits, ShardWriter};
 use pipeline::{Dataset, PipelineError, RetryPolicy, SampleId, Storage, StorageConfig};
 use tempfile::TempDir;
 
@@ -213,6 +214,20 @@ pub(crate) fn metrics(workdir: &Path) -> Vec<serde_json::Value> {
         rows.push(row);
     }
     rows
+}
+
+/// Encodes a picture as PNG.
+pub(crate) fn encode_png(picture: &image::DynamicImage) -> Vec<u8> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    picture.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
+/// Creates the writer of a shard in `folder` whose name begins with `prefix`, for at most 1,000
+/// samples.
+pub(crate) fn shard_writer(folder: &Path, prefix: &str) -> ShardWriter {
+    let limits = ShardLimits { max_samples: 1000, max_bytes: 1 << 30 };
+    ShardWriter::new(folder, prefix, limits).unwrap()
 }
 
 /// Key, image and label of a sample.
