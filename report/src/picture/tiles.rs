@@ -23,6 +23,9 @@ const LINE_PX: u32 = 16;
 /// Size of the text below a tile.
 const CAPTION_PX: u32 = 12;
 
+/// Pixels between the frame of a tile and its caption, whose letters may reach above their line.
+const BELOW_FRAME_PX: u32 = 3;
+
 /// Largest number of lines of a text below a tile; the last one is shortened.
 const MAX_CAPTION_LINES: usize = 3;
 
@@ -53,7 +56,7 @@ pub(crate) fn sheet(path: &Path, rows: &[Vec<Tile>], tile_px: u32, legend: &str)
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0) as u32;
     let n_lines = rows.iter().flatten().map(|tile| tile.caption.len()).max().unwrap_or(0) as u32;
     // Letters reach below their line, where the frame of the next row begins.
-    let below_captions_px = if n_lines > 0 { GAP_PX } else { 0 };
+    let below_captions_px = if n_lines > 0 { GAP_PX + BELOW_FRAME_PX } else { 0 };
     let pitch = [tile_px + GAP_PX, tile_px + GAP_PX + n_lines * LINE_PX + below_captions_px];
     let width = (n_columns * pitch[0] + GAP_PX).max(legend_width_px(legend));
     let tiles_px = rows.len() as u32 * pitch[1] + GAP_PX;
@@ -65,7 +68,7 @@ pub(crate) fn sheet(path: &Path, rows: &[Vec<Tile>], tile_px: u32, legend: &str)
             let top = GAP_PX + y as u32 * pitch[1];
             draw(&mut canvas, tile, [left, top], tile_px);
             // A frame is around the tile.
-            let gap_px = if tile.frame.is_some() { 4 } else { 2 };
+            let gap_px = if tile.frame.is_some() { GAP_PX + BELOW_FRAME_PX } else { 2 };
             let below = (top + tile_px + gap_px..).step_by(LINE_PX as usize);
             for (line, y) in tile.caption.iter().zip(below) {
                 write(&mut canvas, line, [left, y], CAPTION_PX, Some(tile_px))
