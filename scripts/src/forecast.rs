@@ -45,7 +45,7 @@ pub(crate) struct MemoryNeed {
 impl MemoryNeed {
     /// Returns the memory of `n_local` processes on this machine that each need as much as this one
     /// by `resident`. What this process holds already is both needed and there.
-    pub(crate) fn of_processes(resident: &Resident, n_local: usize) -> Self {
+    pub(crate) fn from_processes(resident: &Resident, n_local: usize) -> Self {
         let n_local = n_local.max(1) as f64;
         let available_bytes = machine::available_bytes().map(|bytes| bytes + n_local * resident.held_bytes);
         Self { needed_bytes: n_local * resident.bytes(), available_bytes }
@@ -124,7 +124,7 @@ impl Forecast {
         let placement = Placement { is_gpu, ..Placement::from_plan(plan) };
         let memory = if device.kind == DeviceKind::Cpu {
             let resident = resident(plan, &model, &placement, n_probed, Some(dataset));
-            MemoryNeed::of_processes(&resident, n_local)
+            MemoryNeed::from_processes(&resident, n_local)
         } else {
             MemoryNeed {
                 needed_bytes: memory(&model, &placement).needed_bytes(),

@@ -261,11 +261,11 @@ pub(crate) fn describe_best(status: &Status, step: u64) -> Option<ScoredWeights>
 /// Describes the weights after `step` steps of a run of `total_steps` steps with `validations`,
 /// which has taken `newest` steps.
 fn scored_weights(validations: &Validations, step: u64, newest: u64, total_steps: u64) -> ScoredWeights {
-    let of_steps = format!("weights after {} of {}", thousands(step), counted(total_steps, "step"));
+    let described = format!("weights after {} of {}", thousands(step), counted(total_steps, "step"));
     let best_step = validations.kept_step().filter(|kept| *kept == step);
     if best_step.is_some() {
         let n_validations = counted(validations.numbers.len() as u64, "validation");
-        let words = format!("{of_steps}, the best of {n_validations} by {}", validations.score);
+        let words = format!("{described}, the best of {n_validations} by {}", validations.score);
         return ScoredWeights { words, best_step };
     }
     // Others than the newest are the best of those that are left.
@@ -275,7 +275,7 @@ fn scored_weights(validations: &Validations, step: u64, newest: u64, total_steps
     } else {
         "no validation has given a number"
     };
-    ScoredWeights { words: format!("{of_steps}{which}: {reason}"), best_step }
+    ScoredWeights { words: format!("{described}{which}: {reason}"), best_step }
 }
 
 /// Prints on rank 0 that a run was asked to stop, and returns the exit code of that.

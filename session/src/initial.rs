@@ -178,7 +178,7 @@ fn open_fork(recipe: &Recipe, from: &Path) -> Result<Checkpoint, SessionError> {
 /// the run `from`.
 fn origins_of_fork(checkpoint: &Checkpoint, from: &Path) -> Result<Vec<Origin>, SessionError> {
     let (tensors, _) = checkpoint.backbone(None)?;
-    Ok(Provenance::of_checkpoint(&checkpoint.manifest).origins(from, &tensors))
+    Ok(Provenance::from_checkpoint(&checkpoint.manifest).origins(from, &tensors))
 }
 
 /// Returns the backbone of the weights that the run in `workdir` started with, or that a run is to

@@ -25,7 +25,7 @@ use trainer::run::Labels;
 
 use crate::error::SessionError;
 use crate::initial::begun_plan;
-use crate::validation::{LabeledImage, check_held_out, held_out, with_only};
+use crate::validation::{LabeledImage, check_held_out, held_out, report_left_out, with_only};
 
 /// Images of a run.
 pub(crate) struct RunImages {
@@ -133,14 +133,7 @@ pub fn classified_images(
     check_labels(&images, is_multi_label)?;
     let n_images = images.len();
     let images = if is_multi_label { images.with_known_labels()? } else { images.labeled()? };
-    if images.len() < n_images {
-        tracing::info!(
-            "{} of {} of {} have no class, and are left out",
-            thousands((n_images - images.len()) as u64),
-            counted(n_images as u64, "image"),
-            images.name
-        );
-    }
+    report_left_out(&images, n_images, "have no class");
     let set = images.name.clone();
     images.numbered(classes).map_err(|unknown| SessionError::UnknownClasses {
         set,

@@ -13,7 +13,7 @@ use trainer::Recipe;
 
 use crate::error::SessionError;
 use crate::initial::begun_plan;
-use crate::validation::{LabeledImage, check_held_out, held_out_masked, with_only};
+use crate::validation::{LabeledImage, check_held_out, held_out_masked, report_left_out, with_only};
 
 /// Images of a run.
 pub(crate) struct RunMasks {
@@ -116,14 +116,7 @@ pub(crate) fn open(
 pub fn segmented_images(images: ImageSet, classes: &[String]) -> Result<ImageSet, SessionError> {
     let n_images = images.len();
     let images = masked_images(images, classes.len())?;
-    if images.len() < n_images {
-        tracing::info!(
-            "{} of {} of {} have no mask, and are left out",
-            thousands((n_images - images.len()) as u64),
-            counted(n_images as u64, "image"),
-            images.name
-        );
-    }
+    report_left_out(&images, n_images, "have no mask");
     Ok(images)
 }
 
@@ -136,14 +129,7 @@ pub fn segmented_images(images: ImageSet, classes: &[String]) -> Result<ImageSet
 pub fn held_out_segmented_images(images: ImageSet, classes: &[String]) -> Result<ImageSet, SessionError> {
     let n_images = images.len();
     let images = usable_masked_images(images, classes.len())?;
-    if images.len() < n_images {
-        tracing::info!(
-            "{} of {} of {} have a mask that cannot be used, and are left out",
-            thousands((n_images - images.len()) as u64),
-            counted(n_images as u64, "image"),
-            images.name
-        );
-    }
+    report_left_out(&images, n_images, "have a mask that cannot be used");
     Ok(images)
 }
 

@@ -114,7 +114,7 @@ impl Backbone {
         let recipe = &manifest.plan.recipe;
         let model = recipe.model.clone();
         let preprocessing = preprocessing_of_recipe(recipe);
-        let provenance = Provenance::of_checkpoint(&manifest);
+        let provenance = Provenance::from_checkpoint(&manifest);
         let manifest = Some(manifest);
         Self { model, tensors, classifier, decoder, preprocessing, network_name, manifest, provenance }
     }

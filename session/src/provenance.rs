@@ -24,7 +24,7 @@ pub struct Provenance {
 
 impl Provenance {
     /// Returns the provenance of the weights in a checkpoint with `manifest`.
-    pub(crate) fn of_checkpoint(manifest: &Manifest) -> Self {
+    pub(crate) fn from_checkpoint(manifest: &Manifest) -> Self {
         Self {
             library: OCELLI,
             license: None,

@@ -227,6 +227,18 @@ pub(crate) fn shown(dataset: &Dataset) -> Vec<LabeledImage> {
     images
 }
 
+/// Reports how many of `n_images` images are not among `images`, those that are scored, and `why`.
+pub(crate) fn report_left_out(images: &ImageSet, n_images: usize, why: &str) {
+    if images.len() < n_images {
+        tracing::info!(
+            "{} of {} of {} {why}, and are left out",
+            thousands((n_images - images.len()) as u64),
+            counted(n_images as u64, "image"),
+            images.name
+        );
+    }
+}
+
 /// How images of a run are read to be scored.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading<'a> {

@@ -3,18 +3,15 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use burn_tensor::Device;
-use ranks::communicator::{Communicator, CommunicatorConfig};
-use ranks::engine::{Engine, LocalGroup};
+use ranks::engine::LocalGroup;
 use serde_json::Value;
 use session::Session;
 use toml::Table;
 use trainer::Recipe;
-use trainer::run::{Job, RunTimes, measure_times};
+use trainer::run::{RunTimes, measure_times};
 
 use crate::messages::{check_message, lines_with};
 use crate::support::{TINY, World, fails, json_of, metrics, ok, wait_for, wait_for_end};
@@ -194,23 +191,8 @@ fn times_on_two_ranks(world: &World, is_stopped: [bool; 2]) -> Vec<Option<RunTim
             let dataset = &dataset;
             let workdir = &workdir;
             threads.push(scope.spawn(move || {
-                let topology = plan.topology(engine.rank()).unwrap();
-                let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
-                let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
-                let comm = Communicator::start(config, factory).unwrap();
-                let job = Job {
-                    plan,
-                    dataset: Arc::clone(dataset),
-                    labels: None,
-                    workdir,
-                    stop,
-                    device: Device::flex(),
-                    fault: None,
-                    initial: None,
-                    frozen: &[],
-                    lengthen: false,
-                    forked_step: None,
-                };
+                let comm = crate::ranks::communicator(plan, engine);
+                let job = crate::ranks::job(plan, dataset, workdir, stop);
                 let (times, comm) = measure_times(&job, 0.02, comm).unwrap();
                 comm.finish().unwrap();
                 times

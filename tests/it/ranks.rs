@@ -1,8 +1,11 @@
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use burn_tensor::Device;
 use kernels::device::host::to_host;
+use pipeline::Dataset;
 use ranks::communicator::{Communicator, CommunicatorConfig};
 use ranks::engine::{Engine, Local, LocalGroup, Reduction};
 use ranks::mesh::Traffic;
@@ -10,6 +13,7 @@ use trainer::bench::compare::difference;
 use trainer::bench::noise::{noise_batch, rank_share};
 use trainer::checkpoint::{Saver, resume};
 use trainer::recipe::plan::RankResources;
+use trainer::run::Job;
 use trainer::run::mixing::Mixer;
 use trainer::step::Trainer;
 use trainer::{Plan, Recipe, TrainError};
@@ -46,17 +50,44 @@ pub(crate) fn on_engines<R: Send>(
         let mut threads = Vec::new();
         for engine in engines {
             let f = &f;
-            threads.push(scope.spawn(move || {
-                let topology = plan.topology(engine.rank()).unwrap();
-                let exact = plan.recipe.run.exact_sums;
-                let config = CommunicatorConfig { topology, exact, deadline: Duration::from_secs(60) };
-                let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
-                let communicator = Communicator::start(config, factory).unwrap();
-                f(plan.trainer(communicator, &Device::flex()).unwrap())
-            }));
+            threads.push(
+                scope.spawn(move || f(plan.trainer(communicator(plan, engine), &Device::flex()).unwrap())),
+            );
         }
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
+}
+
+/// Starts the communicator of a rank of `plan` on `engine`.
+pub(crate) fn communicator(plan: &Plan, engine: Local) -> Communicator {
+    let topology = plan.topology(engine.rank()).unwrap();
+    let exact = plan.recipe.run.exact_sums;
+    let config = CommunicatorConfig { topology, exact, deadline: Duration::from_secs(60) };
+    let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
+    Communicator::start(config, factory).unwrap()
+}
+
+/// Returns the job of a run of `plan` on `dataset` in `workdir` from random weights, which ends
+/// when `stop` is set.
+pub(crate) fn job<'a>(
+    plan: &'a Plan,
+    dataset: &Arc<Dataset>,
+    workdir: &'a Path,
+    stop: &'a AtomicBool,
+) -> Job<'a> {
+    Job {
+        plan,
+        dataset: Arc::clone(dataset),
+        labels: None,
+        workdir,
+        stop,
+        device: Device::flex(),
+        fault: None,
+        initial: None,
+        frozen: &[],
+        lengthen: false,
+        forked_step: None,
+    }
 }
 
 /// Results that are compared between runs: losses and gauges of the steps, and the weights and

@@ -7,19 +7,17 @@ use std::path::Path;
 use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use burn_tensor::Device;
 use networks::probe::{Probe, WatchedScore};
 use networks::{NamedTensor, Network};
 use pipeline::Order;
-use ranks::communicator::{Communicator, CommunicatorConfig};
-use ranks::engine::{Engine, LocalGroup};
+use ranks::engine::LocalGroup;
 use serde_json::Value;
 use session::{Classifier, NetworkSettings, Session};
 use trainer::Recipe;
 use trainer::checkpoint::{Checkpoint, steps};
-use trainer::run::{Job, Outcome, Quiet, Validations, run};
+use trainer::run::{Outcome, Quiet, Validations, run};
 
 use crate::finetune::{CLASSES, finetune_on, plan, prepare};
 use crate::messages::{check_message, lines_with};
@@ -430,23 +428,8 @@ fn run_ranks(world: &World, world_size: usize, name: &str, stop_step: Option<u64
             let workdir = &workdir;
             let stop = &stop;
             threads.push(scope.spawn(move || {
-                let topology = plan.topology(engine.rank()).unwrap();
-                let config = CommunicatorConfig { topology, exact: true, deadline: Duration::from_secs(60) };
-                let factory = Box::new(move || Ok(Box::new(engine) as Box<dyn Engine>));
-                let comm = Communicator::start(config, factory).unwrap();
-                let job = Job {
-                    plan,
-                    dataset: Arc::clone(dataset),
-                    labels: None,
-                    workdir,
-                    stop: stop.as_ref(),
-                    device: Device::flex(),
-                    fault: None,
-                    initial: None,
-                    frozen: &[],
-                    lengthen: false,
-                    forked_step: None,
-                };
+                let comm = crate::ranks::communicator(plan, engine);
+                let job = crate::ranks::job(plan, dataset, workdir, stop);
                 let script = Scripted { stop: Arc::clone(stop), stop_step };
                 let mut probes: Vec<Box<dyn Probe>> = vec![Box::new(script)];
                 run(&job, comm, &mut probes, &mut Quiet).unwrap()

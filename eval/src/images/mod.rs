@@ -73,27 +73,11 @@ impl ImageSet {
         let stated = try_collect(indices.par_iter().map(|index| source.classes(*index)))?;
         let classes = ordered(stated.iter().flatten().map(String::as_str));
         let by_name: HashMap<&str, u32> = classes.iter().map(String::as_str).zip(0..).collect();
-        let mut labels = Vec::with_capacity(indices.len());
-        let mut several = HashMap::new();
+        let mut images = Vec::with_capacity(indices.len());
         for (index, names) in indices.iter().zip(&stated) {
-            let numbers: Vec<u32> = names.iter().map(|name| by_name[name.as_str()]).collect();
-            labels.push(numbers.first().copied());
-            if numbers.len() > 1 {
-                several.insert(*index, numbers);
-            }
+            images.push((*index, names.iter().map(|name| by_name[name.as_str()]).collect()));
         }
-        Ok(Self {
-            transform,
-            name: name.into(),
-            source,
-            rules,
-            indices,
-            labels,
-            several,
-            stated: classes.clone(),
-            classes,
-            shared_names: HashSet::new(),
-        })
+        Ok(Self::from_labels(source, transform, rules, name, &classes, images))
     }
 
     /// Creates the set of `images` of `source`, each with its index there and the numbers of its

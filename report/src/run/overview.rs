@@ -82,7 +82,7 @@ pub struct StepScore {
 impl Best {
     /// Creates the best of `points`, the scores `metric` of one kind in the order of the steps;
     /// `None` if there are none.
-    fn of_points(metric: &str, set: &str, about: String, points: &[Point]) -> Option<Self> {
+    fn from_points(metric: &str, set: &str, about: String, points: &[Point]) -> Option<Self> {
         let (first_step, first_value) = *points.first()?;
         let (last_step, last_value) = *points.last()?;
         let first = StepScore { step: first_step, value: first_value };
@@ -249,7 +249,7 @@ fn best(run: &Run) -> Option<Best> {
         None => format!(", fitted on {}", kind.train),
     };
     let about = format!("{}{fitted}; {}", kind.set, kind.transform);
-    Best::of_points(&kind.metric, &kind.set, about, &points)
+    Best::from_points(&kind.metric, &kind.set, about, &points)
 }
 
 /// Returns the highest score of the probe in the logged rows, the only scores in runs of older
@@ -258,7 +258,7 @@ fn best_probe_score(run: &Run) -> Option<Best> {
     let columns =
         run.metrics.0.iter().filter_map(|(name, points)| Some((name.strip_prefix("probe/")?, points)));
     let (metric, points) = columns.min_by_key(|(name, _)| *name != USUAL)?;
-    Best::of_points(metric, "", "the probe within the run".into(), points)
+    Best::from_points(metric, "", "the probe within the run".into(), points)
 }
 
 /// Returns the value of `key` in `config`, as recipes write it.
@@ -281,7 +281,7 @@ mod tests {
     use super::*;
 
     fn best(points: &[Point]) -> Best {
-        Best::of_points("knn_20", "cifar", String::new(), points).unwrap()
+        Best::from_points("knn_20", "cifar", String::new(), points).unwrap()
     }
 
     #[test]
@@ -306,10 +306,10 @@ mod tests {
             (single.words.as_str(), single.course.as_str()),
             ("k-NN (20) 18.5 % at the start", "18.5")
         );
-        assert!(Best::of_points("knn_20", "cifar", String::new(), &[]).is_none());
+        assert!(Best::from_points("knn_20", "cifar", String::new(), &[]).is_none());
         assert_eq!(score_name("knn_loo_10"), "leave-one-out k-NN (10)");
         assert_eq!([score_name("top1"), score_name("miou")], ["top-1", "mIoU"]);
-        let linear = Best::of_points("linear_honest", "", String::new(), &[(5, 50.0)]).unwrap();
+        let linear = Best::from_points("linear_honest", "", String::new(), &[(5, 50.0)]).unwrap();
         assert_eq!(linear.words, "linear honest 50.0 % at step 5");
     }
 }

@@ -131,8 +131,8 @@ impl Evaluations {
         let mut classifiers = Vec::new();
         let mut masks = Vec::new();
         for (kind, rows) in &by_kind {
-            let of_result = rows.get_key_value(&result_step);
-            let Some((step, (_, row))) = of_result.or_else(|| rows.iter().next_back()) else { continue };
+            let result_row = rows.get_key_value(&result_step);
+            let Some((step, (_, row))) = result_row.or_else(|| rows.iter().next_back()) else { continue };
             // A file may hold anything; rows of earlier versions have no details.
             if CLASSIFIER_METRICS.contains(&kind.metric.as_str())
                 && let Ok(details) = serde_json::from_value(row.details.clone())

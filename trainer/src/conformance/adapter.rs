@@ -14,12 +14,11 @@ use networks::patches::Normalization;
 use networks::tensor::by_name;
 use ranks::communicator::Communicator;
 
-use super::methods::{merge_ranks, on_ranks, resume_newest, save, take_steps, train};
-use super::{BATCH, batch, pair, plans};
+use super::methods::{check_resumed, save, take_steps, train};
+use super::{BATCH, batch, first_by_backbone, pair, plans, trained_network};
 use crate::Plan;
 use crate::bench::compare::difference;
 use crate::checkpoint::Checkpoint;
-use crate::method::network::{NetworkSpec, UpdateRule};
 use crate::optim::state::UnitShard;
 use crate::run::evaluated::evaluated_network;
 use crate::step::Trainer;
@@ -48,13 +47,7 @@ fn plans_without(overrides: &[&str]) -> Vec<Plan> {
 
 /// Returns the first of [`plans_without`] of each backbone.
 fn plan_by_backbone(overrides: &[&str]) -> Vec<Plan> {
-    let mut chosen: Vec<Plan> = Vec::new();
-    for plan in plans_without(overrides) {
-        if chosen.iter().all(|other| other.recipe.model != plan.recipe.model) {
-            chosen.push(plan);
-        }
-    }
-    chosen
+    first_by_backbone(plans_without(overrides))
 }
 
 /// Returns `plan` with adapters.
@@ -62,12 +55,6 @@ fn with_adapters(plan: &Plan) -> Plan {
     let mut recipe = plan.recipe.clone();
     recipe.optim.adapter = Some(ADAPTER);
     crate::resolve(recipe, 100).unwrap()
-}
-
-/// Returns the specification of the trained network of `plan`.
-fn trained_network(plan: &Plan) -> NetworkSpec {
-    let networks = plan.method().unwrap().networks();
-    networks.into_iter().find(|network| network.update_rule == UpdateRule::Gradient).unwrap()
 }
 
 /// Creates the trainer of `plan` on one rank.
@@ -258,26 +245,15 @@ fn other_settings_are_bit_identical_across_ranks() {
 #[test]
 fn resumed_runs_equal_uninterrupted_ones() {
     for plan in plan_by_backbone(&[]) {
-        let plan = with_adapters(&plan);
-        let folder = tempfile::tempdir().unwrap();
-        let all = train(&plan, 1, 4);
-        let first = on_ranks(&plan, 2, |plan, mut trainer| {
-            let reports = take_steps(plan, &mut trainer, 2);
-            save(&trainer, plan, folder.path());
-            reports
-        });
-        for world_size in [1, 4] {
-            let rest = merge_ranks(on_ranks(&plan, world_size, |plan, mut trainer| {
-                // The base is that of the checkpoint, whatever a run would begin with.
-                for base in trainer.state.networks.iter_mut().flat_map(|network| network.bases.values_mut()) {
-                    base.weights = base.weights.values().zeros_like().into();
-                }
-                assert_eq!(resume_newest(&mut trainer, folder.path()), Some(2));
-                (take_steps(plan, &mut trainer, 2), trainer)
-            }));
-            assert_eq!([&first[0][..], &rest.reports[..]].concat(), all.reports, "{}", pair(&plan));
-            assert!(rest.buffers == all.buffers && rest.state == all.state, "{}", pair(&plan));
-        }
+        check_resumed(&with_adapters(&plan), &[1, 4], clear_bases);
+    }
+}
+
+/// Sets the bases of `trainer` to zeros: they are those of the checkpoint, whatever a run would
+/// begin with.
+fn clear_bases(trainer: &mut Trainer) {
+    for base in trainer.state.networks.iter_mut().flat_map(|network| network.bases.values_mut()) {
+        base.weights = base.weights.values().zeros_like().into();
     }
 }
 

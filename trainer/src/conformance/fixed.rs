@@ -9,11 +9,10 @@ use networks::params::{ParamSpec, Role};
 use networks::unit::Unit;
 use ranks::communicator::Communicator;
 
-use super::methods::{Trained, first_moments, merge_ranks, on_ranks, resume_newest, save, take_steps, train};
-use super::{batch, pair, plans};
+use super::methods::{Trained, check_resumed, first_moments, train};
+use super::{batch, first_by_backbone, pair, plans, trained_network};
 use crate::Plan;
 use crate::bench::compare::difference;
-use crate::method::network::{NetworkSpec, UpdateRule};
 use crate::step::Trainer;
 
 /// Numbers of units that are trained, with the setting for each. Of none, heads alone are trained.
@@ -25,13 +24,7 @@ const TOLERANCE: f64 = 1e-5;
 
 /// Returns the plans of all backbones, each with the first method that fits it.
 fn plan_by_backbone(overrides: &[&str]) -> Vec<Plan> {
-    let mut chosen: Vec<Plan> = Vec::new();
-    for plan in plans(overrides) {
-        if chosen.iter().all(|other| other.recipe.model != plan.recipe.model) {
-            chosen.push(plan);
-        }
-    }
-    chosen
+    first_by_backbone(plans(overrides))
 }
 
 /// Returns `plan` with all units trained.
@@ -39,12 +32,6 @@ fn with_all_units(plan: &Plan) -> Plan {
     let mut recipe = plan.recipe.clone();
     recipe.optim.trained_units = None;
     crate::resolve(recipe, 100).unwrap()
-}
-
-/// Returns the specification of the trained network of `plan`.
-fn trained_network(plan: &Plan) -> NetworkSpec {
-    let networks = plan.method().unwrap().networks();
-    networks.into_iter().find(|network| network.update_rule == UpdateRule::Gradient).unwrap()
 }
 
 /// Creates the trainer of `plan` on one rank.
@@ -198,21 +185,7 @@ fn runs_of_the_last_units_are_bit_identical_across_ranks_and_with_recomputed_gra
 fn resumed_runs_of_the_last_units_equal_uninterrupted_ones() {
     for (_, setting) in TRAINED_UNITS {
         for plan in plan_by_backbone(&[setting]) {
-            let folder = tempfile::tempdir().unwrap();
-            let all = train(&plan, 1, 4);
-            let first = on_ranks(&plan, 2, |plan, mut trainer| {
-                let reports = take_steps(plan, &mut trainer, 2);
-                save(&trainer, plan, folder.path());
-                reports
-            });
-            let rest = merge_ranks(on_ranks(&plan, 4, |plan, mut trainer| {
-                assert_eq!(resume_newest(&mut trainer, folder.path()), Some(2));
-                (take_steps(plan, &mut trainer, 2), trainer)
-            }));
-            let reports = [&first[0][..], &rest.reports[..]].concat();
-            assert_eq!(reports, all.reports, "{setting}: {}", pair(&plan));
-            let is_same = rest.buffers == all.buffers && rest.state == all.state;
-            assert!(is_same, "{setting}: {}", pair(&plan));
+            check_resumed(&plan, &[4], |_| {});
         }
     }
 }

@@ -375,21 +375,29 @@ pub(super) fn resume_newest(trainer: &mut Trainer, folder: &Path) -> Option<u64>
 #[test]
 fn resumed_runs_equal_uninterrupted_ones() {
     for plan in plans(&[]) {
-        let folder = tempfile::tempdir().unwrap();
-        let all = train(&plan, 1, 4);
-        let first = on_ranks(&plan, 2, |plan, mut trainer| {
-            let reports = take_steps(plan, &mut trainer, 2);
-            save(&trainer, plan, folder.path());
-            reports
-        });
-        for world_size in [1, 2, 4] {
-            let rest = merge_ranks(on_ranks(&plan, world_size, |plan, mut trainer| {
-                assert_eq!(resume_newest(&mut trainer, folder.path()), Some(2));
-                (take_steps(plan, &mut trainer, 2), trainer)
-            }));
-            assert_eq!([&first[0][..], &rest.reports[..]].concat(), all.reports, "{}", pair(&plan));
-            assert!(rest.buffers == all.buffers && rest.state == all.state, "{}", pair(&plan));
-        }
+        check_resumed(&plan, &[1, 2, 4], |_| {});
+    }
+}
+
+/// Checks that a run of `plan` that two ranks save after two steps, and numbers of ranks
+/// `world_sizes` resume, equals one without interruption. `prepare` is called with the trainers
+/// that resume it.
+pub(super) fn check_resumed(plan: &Plan, world_sizes: &[usize], prepare: fn(&mut Trainer)) {
+    let folder = tempfile::tempdir().unwrap();
+    let all = train(plan, 1, 4);
+    let first = on_ranks(plan, 2, |plan, mut trainer| {
+        let reports = take_steps(plan, &mut trainer, 2);
+        save(&trainer, plan, folder.path());
+        reports
+    });
+    for world_size in world_sizes {
+        let rest = merge_ranks(on_ranks(plan, *world_size, |plan, mut trainer| {
+            prepare(&mut trainer);
+            assert_eq!(resume_newest(&mut trainer, folder.path()), Some(2));
+            (take_steps(plan, &mut trainer, 2), trainer)
+        }));
+        assert_eq!([&first[0][..], &rest.reports[..]].concat(), all.reports, "{}", pair(plan));
+        assert!(rest.buffers == all.buffers && rest.state == all.state, "{}", pair(plan));
     }
 }
 

@@ -19,6 +19,7 @@ use networks::backbone::ModelConfig;
 use crate::bench::noise::noise_batch;
 use crate::method::MethodConfig;
 use crate::method::check::idle_setting_of_masks;
+use crate::method::network::{NetworkSpec, UpdateRule};
 use crate::{Plan, Recipe};
 
 /// Number of images in a global batch.
@@ -105,6 +106,23 @@ fn scaled(mut views: MultiCrop, stride_px: u32) -> MultiCrop {
         .unwrap();
     views.crops.iter_mut().for_each(|crop| crop.size_px *= factor);
     views
+}
+
+/// Returns the first of `plans` of each backbone.
+fn first_by_backbone(plans: Vec<Plan>) -> Vec<Plan> {
+    let mut chosen: Vec<Plan> = Vec::new();
+    for plan in plans {
+        if chosen.iter().all(|other| other.recipe.model != plan.recipe.model) {
+            chosen.push(plan);
+        }
+    }
+    chosen
+}
+
+/// Returns the specification of the trained network of `plan`.
+fn trained_network(plan: &Plan) -> NetworkSpec {
+    let networks = plan.method().unwrap().networks();
+    networks.into_iter().find(|network| network.update_rule == UpdateRule::Gradient).unwrap()
 }
 
 /// Returns the names of the method and the backbone, for messages.

@@ -382,11 +382,8 @@ heads = 2
 mlp_ratio = 2.0
 "#;
 
-/// Returns the run whose file is `file`, with these settings of the method and of the optimizer as
-/// well.
-pub(super) fn classification(file: &'static str, method_settings: &str, optimizer_settings: &str) -> Run {
-    let method = "[method]\nname = 'classification'\nclasses = ['a', 'b', 'c', 'd', 'e']\nlabels = 'f'\nsmoothing = 0.1\n";
-    let optim = r#"
+/// Ten steps with labels or masks.
+const TEN_STEPS: &str = r#"
 [optim]
 batch_size = 16
 length = { steps = 10 }
@@ -397,9 +394,21 @@ warmup = { steps = 3 }
 schedule = "half_cosine"
 weight_decay = [0.05, 0.05]
 clip_norm = 0.0
-layer_decay = 0.65
 "#;
-    let recipe = recipe(&[VIT, method, method_settings, ONE_VIEW, optim, optimizer_settings]);
+
+/// Returns the run whose file is `file`, with these settings of the method and of the optimizer as
+/// well.
+pub(super) fn classification(file: &'static str, method_settings: &str, optimizer_settings: &str) -> Run {
+    let method = "[method]\nname = 'classification'\nclasses = ['a', 'b', 'c', 'd', 'e']\nlabels = 'f'\nsmoothing = 0.1\n";
+    let recipe = recipe(&[
+        VIT,
+        method,
+        method_settings,
+        ONE_VIEW,
+        TEN_STEPS,
+        "layer_decay = 0.65\n",
+        optimizer_settings,
+    ]);
     Run { file, views: "classification", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
 }
 
@@ -409,19 +418,7 @@ pub(super) fn segmentation(file: &'static str, decoder: &str) -> Run {
         "[method]\nname = 'segmentation'\nclasses = ['a', 'b', 'c']\nmasks = 'f'\ndecoder = '{decoder}'\n\
          decoder_width = 12\n"
     );
-    let optim = r#"
-[optim]
-batch_size = 16
-length = { steps = 10 }
-lr = 5e-3
-lr_scaling = "fixed"
-min_lr = 1e-5
-warmup = { steps = 3 }
-schedule = "half_cosine"
-weight_decay = [0.05, 0.05]
-clip_norm = 0.0
-"#;
-    let recipe = recipe(&[VIT, &method, ONE_VIEW, optim]);
+    let recipe = recipe(&[VIT, &method, ONE_VIEW, TEN_STEPS]);
     Run { file, views: "segmentation", recipe, loss: 1e-5, weights: 5e-5, not_compared: &[] }
 }
 

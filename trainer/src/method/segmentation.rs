@@ -300,19 +300,9 @@ mod tests {
         config.build(&MethodContext { views, model: ModelConfig::examples().remove(0), length, seed: 0 })
     }
 
-    /// Returns the outputs of a network for images of one cell, whose head has these scores of two
-    /// classes.
-    fn outputs(scores: &[[f32; 2]]) -> Outputs {
-        let n = scores.len();
-        let features = vec![Tokens::on_grid(Tensor::zeros([n, 1, 2], &Device::flex()), [1, 1])];
-        let scores = Tensor::from_data(TensorData::new(scores.concat(), [n, 1, 2]), &Device::flex());
-        let by_name = BTreeMap::from([(HEAD, vec![HeadOutput::from_views(scores)])]);
-        Outputs::new(features.clone(), HeadOutputs::new(n, &features, by_name))
-    }
-
     /// Returns the outputs of a network for one image, whose views of one cell each have these
     /// scores of two classes.
-    fn outputs_of_views(scores: &[[f32; 2]]) -> Outputs {
+    fn outputs(scores: &[[f32; 2]]) -> Outputs {
         let n = scores.len();
         let features = vec![Tokens::on_grid(Tensor::zeros([n, 1, 2], &Device::flex()), [1, 1])];
         let scores = Tensor::from_data(TensorData::new(scores.concat(), [1, n, 2]), &Device::flex());
@@ -325,15 +315,14 @@ mod tests {
         let method = build(&config(&["sea", "land"]), MultiCrop::single(16)).unwrap();
         let trained: Vec<Outputs> = scores.iter().map(|scores| outputs(&[*scores])).collect();
         let masks: Vec<Vec<ViewMasks>> = masks.iter().map(|mask| vec![vec![mask.to_vec()]]).collect();
+        mean_loss(method.as_ref(), &trained, &masks)
+    }
+
+    /// Returns the mean loss of micro-batches with these outputs and masks.
+    fn mean_loss(method: &dyn Method, trained: &[Outputs], masks: &[Vec<ViewMasks>]) -> f64 {
         let comm = Communicator::solo();
-        let batch = BatchOutputs {
-            trained: &trained,
-            others: &[],
-            labels: &[],
-            masks: &masks,
-            columns: None,
-            score: &|_, x| x,
-        };
+        let batch =
+            BatchOutputs { trained, others: &[], labels: &[], masks, columns: None, score: &|_, x| x };
         let prepared = method.prepare(&batch, 0, Peers::new(&comm, trained.len())).unwrap();
         let mut sum = 0.0;
         for (index, outputs) in trained.iter().enumerate() {
@@ -368,21 +357,10 @@ mod tests {
         let mut views = MultiCrop::single(16);
         views.crops[0].count = 2;
         let method = build(&config(&["sea", "land"]), views).unwrap();
-        let trained = [outputs_of_views(&[[5.0, -5.0], [-5.0, 5.0]])];
-        let comm = Communicator::solo();
+        let trained = [outputs(&[[5.0, -5.0], [-5.0, 5.0]])];
         let mut losses = Vec::new();
         for mask in [[0, 0, 0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0]] {
-            let masks: Vec<Vec<ViewMasks>> = vec![vec![vec![mask.to_vec()]]];
-            let batch = BatchOutputs {
-                trained: &trained,
-                others: &[],
-                labels: &[],
-                masks: &masks,
-                columns: None,
-                score: &|_, x| x,
-            };
-            let prepared = method.prepare(&batch, 0, Peers::new(&comm, 1)).unwrap();
-            losses.push(prepared.micro_batch_loss(0, &trained[0]).loss.into_scalar::<f32>());
+            losses.push(mean_loss(method.as_ref(), &trained, &[vec![vec![mask.to_vec()]]]));
         }
         assert!(losses[0] < 1e-3 && losses[1] > 8.0, "{losses:?}");
     }

@@ -175,7 +175,7 @@ fn memory_needs(
     for line in lines {
         let placement = &line.candidate.placement;
         let n_local = placement.world_size.min(ranks_per_node);
-        needs.push(MemoryNeed::of_processes(&resident(plan, model, placement, 0, None), n_local));
+        needs.push(MemoryNeed::from_processes(&resident(plan, model, placement, 0, None), n_local));
     }
     needs
 }
