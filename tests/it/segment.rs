@@ -306,7 +306,7 @@ fn a_convolutional_network_labels_pixels() {
 }
 
 /// A test set with the name of the validation set has rows and pictures of its own, and images that
-/// are trained on are told when the run begins.
+/// are trained on cause a warning when the run begins.
 #[test]
 fn sets_of_one_name_are_told_apart() {
     let world = prepare();
@@ -340,7 +340,8 @@ fn sets_of_one_name_are_told_apart() {
     assert!(!stderr.contains(warning), "the run has begun: {stderr}");
 }
 
-/// Held-out images whose masks cannot be used are left out; numbers that no pixel has are told.
+/// Held-out images whose masks cannot be used are left out; numbers that no pixel has cause a
+/// warning.
 #[test]
 fn held_out_masks_and_numbers_that_cannot_be_used_are_told() {
     let world = prepare();
