@@ -355,6 +355,29 @@ fn a_killed_run_resumes_with_the_same_bits() {
     assert!(resumed == expected, "weights differ");
 }
 
+/// A classifier is trained for a time, with its validations in it, and resumed with the steps of its
+/// plan.
+#[test]
+fn a_classifier_is_trained_for_hours() {
+    let world = prepare();
+    let sets = ["sets/train", "sets/val"];
+    let hours = ["--hours", "0.003"];
+    let fault = ["--inject-fault", "kill:step=5,phase=backward"];
+    let killed = finetune_on(&world, "alone.toml", sets, "run", &[&hours[..], &fault].concat());
+    assert_eq!(killed.status.code(), None);
+    let begun = plan(&world, "run");
+    assert_eq!(begun["minutes"].as_float(), Some(0.18));
+    ok(&finetune_on(&world, "alone.toml", sets, "run", &hours));
+    assert_eq!(plan(&world, "run"), begun);
+    let steps = begun["total_steps"].as_integer().unwrap();
+    let checkpoint = format!("run/checkpoints/step-{steps:010}");
+    assert!(world.path(&checkpoint).exists(), "{checkpoint}");
+    let twice = [&hours[..], &["--set", "optim.length.epochs=3"]].concat();
+    let stderr = fails(&finetune_on(&world, "alone.toml", sets, "other", &twice), 2);
+    assert!(stderr.contains("--hours 0.003 and --set optim.length.epochs=3 are both"), "{stderr}");
+    assert!(!world.path("other").exists());
+}
+
 /// Mixed and erased images are a function of the recipe and the step: a run that is killed resumes
 /// with the same bits, and its accuracy is one of mixed labels.
 #[test]

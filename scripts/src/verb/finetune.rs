@@ -17,10 +17,10 @@ use session::{
     Classifier, Fitted, Initial, NetworkSettings, Session, ValidationProbe, classified_images,
     initial_preprocessing, trained_head,
 };
-use trainer::Recipe;
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
 use trainer::run::status::Status;
+use trainer::{Length, Recipe};
 use weights::{Format, HeadKind, Preprocessing};
 
 use super::export::{check_format, export_requested};
@@ -40,6 +40,7 @@ use crate::training::{
     print_scored_images, print_validated, probe_bar, result_line, test_name, train_session,
     warn_of_scored_images,
 };
+use crate::{recipes, values};
 
 /// Share of the labeled images that is held out if no others are given to validate on.
 const HELD_OUT: f64 = 0.1;
@@ -78,6 +79,12 @@ pub(crate) struct Args {
     /// Recipe: a name, such as finetune or segment, or a file.
     #[arg(long, default_value = "finetune")]
     recipe: String,
+    /// Time of the whole run, instead of the recipe's optim.length. A few steps, a checkpoint and
+    /// the validation are timed, and as many steps as fit are written into the plan; a run that is
+    /// resumed takes as many, however long it was interrupted. Scores of --test-shards and
+    /// --baseline and an export come on top.
+    #[arg(long, value_name = "HOURS", value_parser = values::hours)]
+    hours: Option<f64>,
     /// Override a recipe value: `--set optim.batch_size=32`. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
@@ -113,6 +120,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
+    recipes::check_length(args.hours, &args.overrides)?;
     let initial = Initial {
         weights: args.checkpoint.clone(),
         hints: hints_for_run(&args.weights)?,
@@ -120,6 +128,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         lengthen: args.lengthen,
     };
     let mut recipe = load_recipe(&args.recipe, &args.overrides, &args.shards, &args.workdir, &initial)?;
+    if let Some(hours) = args.hours {
+        recipe.optim.length = Length::from_hours(hours);
+    }
     let Some(head) = trained_head(&recipe) else {
         bail!(
             "recipe {} trains without labels, as `ocelli pretrain` does: to train a classifier, pass \

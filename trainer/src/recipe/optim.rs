@@ -17,7 +17,7 @@ pub struct OptimConfig {
     /// Length of the run. Minutes count from the start of the program to its end and become steps
     /// before the run begins: a few steps are timed on its images, with a checkpoint and the
     /// probes, and the plan has the number of steps that fit, so that a resumed run and one with
-    /// the same plan take as many. `--hours` of `ocelli pretrain` sets it.
+    /// the same plan take as many. `--hours` sets it.
     pub length: Length,
     /// Update rule of the parameters; AdamW by default.
     #[serde(default)]
