@@ -5,7 +5,9 @@
 //! ```
 //!
 //! On an NVIDIA GPU, Burn's own sum of all elements adds with atomic operations, whose order
-//! differs between runs, and with it the last bits of the sum.
+//! differs between runs, and with it the last bits of the sum. On Mesa's llvmpipe, where a launch
+//! has at most 65,535 cubes in a dimension, one of the kernels that it chooses from by their times
+//! summed 16,777,475 ones to 131,070.
 
 use burn_tensor::Tensor;
 

@@ -288,8 +288,10 @@ mod tests {
             let n = 65_537 * 256 + 3;
             let x = Tensor::<1>::ones([n], &device);
             if is_cube(&x) {
-                let y = gelu(x.reshape([1, n])).sum().into_scalar::<f32>();
-                assert!((y / n as f32 - 0.841_345).abs() < 1e-3, "{y}");
+                // Not summed on the device: see `ops::total` for Burn's sum of so many numbers.
+                let y = gelu(x.reshape([1, n])).into_data().to_vec::<f32>().unwrap();
+                let n_wrong = y.iter().filter(|y| (**y - 0.841_345).abs() > 1e-5).count();
+                assert_eq!(n_wrong, 0, "of {n}");
             }
         }
     }

@@ -237,6 +237,9 @@ fn norm_gradient_kernel<F: Float, G: Float, O: Float, B: Float, C: Float, E: Flo
     let first = CUBE_POS * BLOCK;
     let d = f32::cast_from(form.n_vectors * N::value());
     let n_rows_at_once = CUBE_DIM_Y as usize;
+    // As many steps for all lanes, with a check of the column: in loops whose number of steps
+    // depends on the lane, `ptxas` spills registers.
+    let n_steps = comptime!(form.n_vectors.div_ceil(form.lanes.n));
 
     for i in 0..BLOCK / n_rows_at_once {
         let row = first + i * n_rows_at_once + UNIT_POS_Y as usize;
@@ -246,39 +249,45 @@ fn norm_gradient_kernel<F: Float, G: Float, O: Float, B: Float, C: Float, E: Flo
         let factor = moments[2 * read_row + 1];
         let mut total = Vector::<f32, N>::new(0.0f32);
         let mut dot = Vector::<f32, N>::new(0.0f32);
-        for column in range_stepped(lane, form.n_vectors, comptime!(form.lanes.n)) {
-            let normalized = (Vector::<f32, N>::cast_from(x[read_row * x_stride + column])
-                - Vector::new(mean))
-                * Vector::new(factor);
-            let h = Vector::<f32, N>::cast_from(grad[read_row * grad_stride + column])
-                * Vector::cast_from(gamma[column]);
-            total += h;
-            dot += h * normalized;
+        for step in 0..n_steps {
+            let column = lane + step * form.lanes.n;
+            if column < form.n_vectors {
+                let normalized = (Vector::<f32, N>::cast_from(x[read_row * x_stride + column])
+                    - Vector::new(mean))
+                    * Vector::new(factor);
+                let h = Vector::<f32, N>::cast_from(grad[read_row * grad_stride + column])
+                    * Vector::cast_from(gamma[column]);
+                total += h;
+                dot += h * normalized;
+            }
         }
         let total = lanes::sum(total.vector_sum(), form.lanes) / d;
         let dot = lanes::sum(dot.vector_sum(), form.lanes) / d;
 
         if row < n_rows {
-            for column in range_stepped(lane, form.n_vectors, comptime!(form.lanes.n)) {
-                let normalized = (Vector::<f32, N>::cast_from(x[row * x_stride + column])
-                    - Vector::new(mean))
-                    * Vector::new(factor);
-                let h = Vector::<f32, N>::cast_from(grad[row * grad_stride + column])
-                    * Vector::cast_from(gamma[column]);
-                let mut value =
-                    (h - Vector::new(total) - normalized * Vector::new(dot)) * Vector::new(factor);
-                if form.adds {
-                    value += Vector::cast_from(skipped[row * skipped_stride + column]);
-                }
-                gx[row * gx_stride + column] = Vector::cast_from(value);
-                if form.ends_branch {
-                    if form.has_scale {
-                        value *= Vector::cast_from(scale[column]);
+            for step in 0..n_steps {
+                let column = lane + step * form.lanes.n;
+                if column < form.n_vectors {
+                    let normalized = (Vector::<f32, N>::cast_from(x[row * x_stride + column])
+                        - Vector::new(mean))
+                        * Vector::new(factor);
+                    let h = Vector::<f32, N>::cast_from(grad[row * grad_stride + column])
+                        * Vector::cast_from(gamma[column]);
+                    let mut value =
+                        (h - Vector::new(total) - normalized * Vector::new(dot)) * Vector::new(factor);
+                    if form.adds {
+                        value += Vector::cast_from(skipped[row * skipped_stride + column]);
                     }
-                    if form.has_factors {
-                        value *= Vector::new(factors[row / n_tokens]);
+                    gx[row * gx_stride + column] = Vector::cast_from(value);
+                    if form.ends_branch {
+                        if form.has_scale {
+                            value *= Vector::cast_from(scale[column]);
+                        }
+                        if form.has_factors {
+                            value *= Vector::new(factors[row / n_tokens]);
+                        }
+                        gb[row * gb_stride + column] = Vector::cast_from(value);
                     }
-                    gb[row * gb_stride + column] = Vector::cast_from(value);
                 }
             }
         }
