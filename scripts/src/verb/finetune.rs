@@ -88,9 +88,9 @@ pub(crate) struct Args {
     /// Override a recipe value: `--set optim.batch_size=32`. Can be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Export the classifier after the last step, into the folder export-FORMAT of the work
-    /// directory: safetensors, timm, torchvision, transformers or onnx. A network that labels
-    /// pixels is exported as safetensors or onnx.
+    /// Export at the end: safetensors, timm, torchvision, transformers or onnx. The folder is
+    /// export-FORMAT of the work directory. A network that labels pixels is exported as safetensors
+    /// or onnx.
     #[arg(long, value_name = "FORMAT")]
     export: Option<Format>,
     /// Also score features before and after training. The weights that the run began with and its
@@ -110,9 +110,9 @@ pub(crate) struct Args {
     /// targets, forward, head, backward, data, update, checkpoint.
     #[arg(long, value_name = "WHAT:WHERE", hide_short_help = true)]
     inject_fault: Option<Fault>,
-    /// Print a line of JSON at the end: steps, seconds, workdir, top1, interval. With --export it
-    /// also has export, with --baseline baseline, with --test-shards test, and with run.patience
-    /// best_step. If an image may have several classes, mAP and F1 are in place of top1; for masks,
+    /// Print a line of JSON at the end. It has steps, seconds, workdir, top1 and interval; with
+    /// --export also export, with --baseline baseline, with --test-shards test, and with
+    /// run.patience best_step. If an image may have several classes, mAP and F1 are in place of top1; for masks,
     /// miou, by_class and pixel_accuracy are.
     #[arg(long)]
     json: bool,
