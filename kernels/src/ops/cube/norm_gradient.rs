@@ -299,16 +299,22 @@ fn norm_gradient_kernel<F: Float, G: Float, O: Float, B: Float, C: Float, E: Flo
         let end = min(first + BLOCK, n_rows);
         if first < n_rows {
             for column in range_stepped(UNIT_POS as usize, form.n_vectors, CUBE_DIM as usize) {
+                let start = CUBE_POS * comptime!(form.n_sums * form.n_vectors) + column;
                 let mut gamma_sum = Vector::<f32, N>::new(0.0f32);
                 let mut beta_sum = Vector::<f32, N>::new(0.0f32);
-                let mut scale_sum = Vector::<f32, N>::new(0.0f32);
                 for row in first..end {
                     let centered = Vector::<f32, N>::cast_from(x[row * x_stride + column])
                         - Vector::new(moments[2 * row]);
                     let g = Vector::<f32, N>::cast_from(grad[row * grad_stride + column]);
                     gamma_sum += g * centered * Vector::new(moments[2 * row + 1]);
                     beta_sum += g;
-                    if form.has_scale {
+                }
+                sums[start] = gamma_sum;
+                sums[start + form.n_vectors] = beta_sum;
+                // In a loop of its own: three sums at a time need more registers.
+                if form.has_scale {
+                    let mut scale_sum = Vector::<f32, N>::new(0.0f32);
+                    for row in first..end {
                         let mut product = Vector::<f32, N>::cast_from(gx[row * gx_stride + column])
                             * Vector::cast_from(b[row * b_stride + column]);
                         if form.has_factors {
@@ -316,11 +322,6 @@ fn norm_gradient_kernel<F: Float, G: Float, O: Float, B: Float, C: Float, E: Flo
                         }
                         scale_sum += product;
                     }
-                }
-                let start = CUBE_POS * comptime!(form.n_sums * form.n_vectors) + column;
-                sums[start] = gamma_sum;
-                sums[start + form.n_vectors] = beta_sum;
-                if form.has_scale {
                     sums[start + comptime!(2 * form.n_vectors)] = scale_sum;
                 }
             }
