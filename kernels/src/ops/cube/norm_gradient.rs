@@ -299,7 +299,6 @@ fn norm_gradient_kernel<F: Float, G: Float, O: Float, B: Float, C: Float, E: Flo
         let end = min(first + BLOCK, n_rows);
         if first < n_rows {
             for column in range_stepped(UNIT_POS as usize, form.n_vectors, CUBE_DIM as usize) {
-                let start = CUBE_POS * comptime!(form.n_sums * form.n_vectors) + column;
                 let mut gamma_sum = Vector::<f32, N>::new(0.0f32);
                 let mut beta_sum = Vector::<f32, N>::new(0.0f32);
                 for row in first..end {
@@ -309,6 +308,7 @@ fn norm_gradient_kernel<F: Float, G: Float, O: Float, B: Float, C: Float, E: Flo
                     gamma_sum += g * centered * Vector::new(moments[2 * row + 1]);
                     beta_sum += g;
                 }
+                let start = CUBE_POS * comptime!(form.n_sums * form.n_vectors) + column;
                 sums[start] = gamma_sum;
                 sums[start + form.n_vectors] = beta_sum;
                 // In a loop of its own: three sums at a time need more registers.
