@@ -112,8 +112,8 @@ pub(crate) struct Args {
     inject_fault: Option<Fault>,
     /// Print a line of JSON at the end. It has steps, seconds, workdir, top1 and interval; with
     /// --export also export, with --baseline baseline, with --test-shards test, and with
-    /// run.patience best_step. If an image may have several classes, mAP and F1 are in place of top1; for masks,
-    /// miou, by_class and pixel_accuracy are.
+    /// run.patience best_step. If an image may have several classes, mAP and F1 are in place of
+    /// top1; for masks, miou, by_class and pixel_accuracy are.
     #[arg(long)]
     json: bool,
 }
