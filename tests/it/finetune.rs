@@ -355,8 +355,7 @@ fn a_killed_run_resumes_with_the_same_bits() {
     assert!(resumed == expected, "weights differ");
 }
 
-/// A classifier is trained for a time, its validations included, and resumed with the steps of its
-/// plan.
+/// A classifier is trained for a time, and resumed with the steps of its plan.
 #[test]
 fn a_classifier_is_trained_for_hours() {
     let world = prepare();

@@ -237,8 +237,8 @@ fn norm_gradient_kernel<F: Float, G: Float, O: Float, B: Float, C: Float, E: Flo
     let first = CUBE_POS * BLOCK;
     let d = f32::cast_from(form.n_vectors * N::value());
     let n_rows_at_once = CUBE_DIM_Y as usize;
-    // As many steps for all lanes, with a check of the column: in loops whose number of steps
-    // depends on the lane, `ptxas` spills registers.
+    // As many steps for all lanes, with a check of the column: for compute capability 9.0, `ptxas`
+    // spills registers in loops whose number of steps depends on the lane.
     let n_steps = comptime!(form.n_vectors.div_ceil(form.lanes.n));
 
     for i in 0..BLOCK / n_rows_at_once {
@@ -308,6 +308,7 @@ fn norm_gradient_kernel<F: Float, G: Float, O: Float, B: Float, C: Float, E: Flo
                     gamma_sum += g * centered * Vector::new(moments[2 * row + 1]);
                     beta_sum += g;
                 }
+                // Computed after the sums: kept during them, it is spilled in some forms.
                 let start = CUBE_POS * comptime!(form.n_sums * form.n_vectors) + column;
                 sums[start] = gamma_sum;
                 sums[start + form.n_vectors] = beta_sum;
