@@ -119,6 +119,18 @@ impl Classes {
             },
         }
     }
+
+    /// Returns the numbers of the classes in the lines of `text`, one a line.
+    ///
+    /// # Errors
+    /// As [`Classes::number`].
+    pub fn numbers(&self, text: &str) -> Result<String, PrepError> {
+        let mut numbers = Vec::new();
+        for class in text.lines() {
+            numbers.push(self.number(class)?.to_string());
+        }
+        Ok(numbers.join("\n"))
+    }
 }
 
 /// Reads a list of class names.

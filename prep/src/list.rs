@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use pipeline::ColumnNames;
-use pipeline::shard::canonical_class;
+use pipeline::shard::{canonical_class, classes_of_value};
 use serde_json::{Map, Value};
 
 use crate::error::PrepError;
@@ -13,7 +13,8 @@ use crate::error::PrepError;
 pub(crate) struct ListRow {
     /// Path or URL.
     pub(crate) target: String,
-    /// Class of the image, if it has one.
+    /// Classes of the image, one a line; empty if it states that it is of none, `None` if it states
+    /// nothing.
     pub(crate) label: Option<String>,
     /// Caption of the image, if it has one.
     pub(crate) caption: Option<String>,
@@ -162,21 +163,25 @@ fn read_table(
     let caption = find_column(path, None, &["caption"], &headers)?;
     let Some(image) = image else { return Err(no_image_column(path, target, &headers)) };
     let mut rows = Vec::new();
-    for record in reader.records() {
+    for (index, record) in reader.records().enumerate() {
         let record = record.map_err(|error| table_error(path, error))?;
         let mut columns = Map::new();
-        for (index, name) in headers.iter().enumerate() {
-            if index != image
-                && let Some(text) = table_cell(&record, index)
+        for (column, name) in headers.iter().enumerate() {
+            if column != image
+                && let Some(text) = table_cell(&record, column)
             {
                 columns.insert(name.trim().to_string(), text.into());
             }
         }
-        let label = label.and_then(|index| table_cell(&record, index));
+        let label = match label.and_then(|column| table_cell(&record, column)) {
+            // The line of the header is the first.
+            Some(text) => parse_label(path, index + 1, &text)?,
+            None => None,
+        };
         rows.push(ListRow {
             target: table_cell(&record, image).unwrap_or_default(),
-            label: label.as_deref().and_then(canonical_class),
-            caption: caption.and_then(|index| table_cell(&record, index)),
+            label,
+            caption: caption.and_then(|column| table_cell(&record, column)),
             columns,
         });
     }
@@ -191,6 +196,33 @@ fn table_error(path: &Path, source: csv::Error) -> PrepError {
 fn table_cell(record: &csv::StringRecord, index: usize) -> Option<String> {
     let text = record.get(index)?.trim();
     if text.is_empty() { None } else { Some(text.to_string()) }
+}
+
+/// Parses the class in a cell of a table, or the classes in a JSON list. `index` is that of its
+/// line, for errors.
+fn parse_label(path: &Path, index: usize, text: &str) -> Result<Option<String>, PrepError> {
+    if text.starts_with("['") {
+        let reason = format!("{text} is a list of Python: write several classes as JSON, [\"a\", \"b\"]");
+        return Err(line_error(path, index, reason));
+    }
+    if text.starts_with('[')
+        && let Ok(list @ Value::Array(_)) = serde_json::from_str(text)
+    {
+        return Ok(label_of_value(&list));
+    }
+    Ok(canonical_class(text))
+}
+
+/// Returns the classes that a value states, one a line: empty for an empty list, and `None` if
+/// nothing in it is a class.
+fn label_of_value(value: &Value) -> Option<String> {
+    match value {
+        Value::Array(values) if values.is_empty() => Some(String::new()),
+        Value::Array(_) => Some(classes_of_value(value).join("\n")).filter(|classes| !classes.is_empty()),
+        Value::String(text) => canonical_class(text),
+        Value::Number(_) | Value::Bool(_) => canonical_class(&value.to_string()),
+        Value::Null | Value::Object(_) => None,
+    }
 }
 
 fn read_json_lines(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
@@ -226,10 +258,10 @@ fn parse_json_line(
     let Some(Value::String(image_name)) = cells.remove(&names[image]) else {
         return Err(line_error(path, index, format!("no text under `{}`", names[image])));
     };
-    let label = label.and_then(|index| json_cell(&cells, &names[index]));
+    let label = label.and_then(|index| label_of_value(cells.get(&names[index])?));
     Ok(ListRow {
         target: image_name,
-        label: label.as_deref().and_then(canonical_class),
+        label,
         caption: caption.and_then(|index| json_cell(&cells, &names[index])),
         columns: cells,
     })

@@ -188,11 +188,7 @@ fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> Result<Option
     let Some(class) = &entry.class else {
         return Ok(key.contains('/').then(|| NO_CLASS.to_string()));
     };
-    let mut numbers = Vec::new();
-    for line in class.lines() {
-        numbers.push(classes.number(line)?.to_string());
-    }
-    Ok(Some(numbers.join("\n")))
+    Ok(Some(classes.numbers(class)?))
 }
 
 /// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if the size of

@@ -163,7 +163,7 @@ pub fn pack_urls(
     let classes = Classes::from_labels(job.classes, job.out, job.overwrite, labels)?;
     // A label without a number is reported before anything is fetched.
     for label in rows.iter().filter_map(|row| row.label.as_ref()) {
-        classes.number(label)?;
+        classes.numbers(label)?;
     }
     shuffle(&mut rows, job.seed);
     claim_folder(job, web, &classes)?;
@@ -348,15 +348,19 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Describes a row without the secrets of its address: shards are shared.
+/// Returns the columns of a row; addresses are without secrets, because shards are shared.
 fn row_columns(row: &ListRow) -> Value {
-    let mut columns = json!({ "url": address_without_secrets(&row.target) });
-    for (name, cell) in [("label", &row.label), ("caption", &row.caption)] {
-        if let Some(cell) = cell {
-            columns[name] = json!(cell);
+    let mut columns = row.columns.clone();
+    for value in columns.values_mut() {
+        if let Value::String(text) = value
+            && text.contains("://")
+            && !text.contains(char::is_whitespace)
+        {
+            *text = address_without_secrets(text);
         }
     }
-    columns
+    columns.insert("url".into(), json!(address_without_secrets(&row.target)));
+    Value::Object(columns)
 }
 
 /// Adds a fetched row to its shard.
@@ -372,7 +376,7 @@ fn write(
     columns["height"] = json!(fetched.height_px);
     let columns = columns.to_string();
     let label = match &row.label {
-        Some(label) => Some(classes.number(label)?.to_string()),
+        Some(label) => Some(classes.numbers(label)?),
         None => None,
     };
     let mut members: Vec<(&str, &[u8])> = vec![(fetched.extension, &fetched.image)];

@@ -179,13 +179,12 @@ fn report_images(plan: &Plan, dataset: &Dataset) {
     report_bits(dataset, &plan.recipe.data.rules());
 }
 
-/// Warns if the run of `plan` begins in `workdir` with fewer images than its recipe is meant for.
+/// Warns if the run of `plan` begins in `workdir` with few images for its network.
 fn warn_of_few_images(plan: &Plan, workdir: &Path) {
     if !steps(&workdir.join("checkpoints")).is_empty() {
         return;
     }
-    let has_weights = plan.recipe.init.is_some();
-    if let Some(warning) = few_images_warning(&plan.recipe.name, has_weights, plan.n_samples) {
+    if let Some(warning) = few_images_warning(plan) {
         say(format!("warning: {warning}"));
     }
 }

@@ -1,7 +1,8 @@
 // A CUDA driver without a device. It claims the compute capability of OCELLI_DRIVER_SM ("80", "90") and the memory of
 // OCELLI_DRIVER_GIB, hands out host memory, copies, and launches nothing. What it is given to load is PTX, which it writes to
 // the folder OCELLI_DRIVER_PTX, a file a module. It appends a line for each launch, copy, allocation and wait to the file
-// OCELLI_DRIVER_LOG, if that is set. With OCELLI_DRIVER_RUNS, the kernels of update.cu are run on the CPU: see emulator.h.
+// OCELLI_DRIVER_LOG, if that is set. With OCELLI_DRIVER_READS_ZEROS, whatever is read is zero. With OCELLI_DRIVER_RUNS, the
+// kernels of update.cu are run on the CPU: see emulator.h.
 //
 // With it as libcuda.so, and NVIDIA's own NVRTC, a step compiles every kernel that it would launch; with nvrtc.c in place
 // of NVRTC, a step shows what it launches, in which order and on which stream, without compiling anything.
@@ -121,13 +122,21 @@ Result cuMemHostAlloc(void **out, size_t bytes, unsigned flags) { return allocat
 Result cuMemFreeHost(void *memory) { free(memory); return SUCCESS; }
 Result cuMemGetInfo_v2(size_t *free_bytes, size_t *total) { *free_bytes = *total = memory(); return SUCCESS; }
 
+// Whether what is read from memory of the device is zero: no check finds anything wrong then, because it counts nothing, and
+// results are zero, too.
+static int reads_zeros(void) { return getenv("OCELLI_DRIVER_READS_ZEROS") != NULL; }
+
 static Result copy(const char *kind, Pointer to, Pointer from, size_t bytes, void *stream) {
     LOG("copy %s %zu to %llx stream %p\n", kind, bytes, to, stream);
     memmove((void *)to, (const void *)from, bytes);
     return SUCCESS;
 }
 Result cuMemcpyHtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) { return copy("in", to, from, bytes, stream); }
-Result cuMemcpyDtoHAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) { return copy("out", to, from, bytes, stream); }
+Result cuMemcpyDtoHAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) {
+    copy("out", to, from, bytes, stream);
+    if (reads_zeros()) memset((void *)to, 0, bytes);
+    return SUCCESS;
+}
 Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, void *stream) { return copy("within", to, from, bytes, stream); }
 Result cuMemsetD8Async(Pointer to, unsigned char value, size_t n, void *stream) {
     LOG("set %zu at %llx stream %p\n", n, to, stream);
@@ -146,6 +155,9 @@ Result cuMemcpy2DAsync_v2(const struct Copy2D *c, void *stream) {
     from += c->from.y * c->from.pitch + c->from.x_bytes;
     to += c->to.y * c->to.pitch + c->to.x_bytes;
     for (size_t y = 0; y < c->height; y++) memmove(to + y * c->to.pitch, from + y * c->from.pitch, c->width_bytes);
+    if (c->to.memory_type == HOST && reads_zeros()) {
+        for (size_t y = 0; y < c->height; y++) memset(to + y * c->to.pitch, 0, c->width_bytes);
+    }
     return SUCCESS;
 }
 

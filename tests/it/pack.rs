@@ -124,6 +124,51 @@ fn packing_a_list_keeps_columns_and_skips_missing_files() {
     assert!(!world.path("none/train-000000.tar").exists());
 }
 
+/// Lists state several classes of an image as JSON, and an empty list that it is of none of them;
+/// both kinds of list give the same samples.
+#[test]
+fn lists_state_several_classes() {
+    let world = World::new(4);
+    for i in 0..5 {
+        write(&world.path(&format!("i{i}.png")), &picture(i, 20), ImageFormat::Png);
+    }
+    let lines = [
+        r#"{"path": "i0.png", "tags": ["red", "green", "red"]}"#,
+        r#"{"path": "i1.png", "tags": "red"}"#,
+        r#"{"path": "i2.png", "tags": []}"#,
+        r#"{"path": "i3.png", "tags": null}"#,
+        r#"{"path": "i4.png", "tags": [{"box": 1}]}"#,
+    ];
+    std::fs::write(world.path("lines.jsonl"), lines.join("\n")).unwrap();
+    let table = "path,tags\ni0.png,\"[\"\"red\"\", \"\"green\"\", \"\"red\"\"]\"\ni1.png,red\ni2.png,[]\n\
+                 i3.png,\ni4.png,\"[{\"\"box\"\": 1}]\"\n";
+    std::fs::write(world.path("table.csv"), table).unwrap();
+    for list in ["lines.jsonl", "table.csv"] {
+        let out = world.text(&format!("packed-{list}"));
+        let path = world.text(list);
+        ok(&world.ocelli(&["shards", "pack", &path, "--label-column", "tags", "--out", &out]));
+        assert_eq!(std::fs::read_to_string(format!("{out}/classes.txt")).unwrap(), "green\nred\n");
+        let dataset = open(&world, &out).unwrap();
+        let mut classes = std::collections::BTreeMap::new();
+        for id in (0..dataset.n_samples()).map(SampleId) {
+            let key = dataset.read(id).unwrap().key;
+            classes.insert(key, (dataset.classes(id).unwrap(), dataset.states_no_class(id).unwrap()));
+        }
+        let expected = [
+            (vec!["1".to_string(), "0".to_string()], false),
+            (vec!["1".to_string()], false),
+            (vec![], true),
+            (vec![], false),
+            (vec![], false),
+        ];
+        assert_eq!(classes.into_values().collect::<Vec<_>>(), expected, "{list}");
+    }
+    std::fs::write(world.path("python.csv"), "path,label\ni1.png,red\ni0.png,\"['red', 'green']\"\n")
+        .unwrap();
+    let output = world.ocelli(&["shards", "pack", &world.text("python.csv"), "--out", &world.text("python")]);
+    check_message("pack::lists_state_several_classes", &fails(&output, 2));
+}
+
 #[test]
 fn extract_and_pack_keep_labels_and_columns() {
     let world = World::new(4);

@@ -99,6 +99,41 @@ fn a_list_of_urls_is_packed_and_failures_are_listed() {
     assert_eq!(fs::read_to_string(world.path("out/classes.txt")).unwrap(), "kind 0\nkind 1\nkind 2\n");
 }
 
+/// Columns of a list are kept, addresses in them without secrets, and several classes stay several.
+#[test]
+fn columns_and_several_classes_of_a_list_of_urls_are_kept() {
+    let world = World::new(20);
+    let (server, _) = start_server(&world, Faults::default());
+    let list = [
+        format!(
+            r#"{{"url": "{}", "labels": ["red", "blue"], "license": "CC0", "score": 0.5,"#,
+            server.url("00000000.jpg")
+        ) + r#" "page": "https://user:pw@host/a?token=secret"}"#,
+        format!(r#"{{"url": "{}", "labels": []}}"#, server.url("00000001.jpg")),
+    ];
+    fs::write(world.path("list.jsonl"), list.join("\n")).unwrap();
+    let summary = report(&pack(&world, &world.text("list.jsonl"), "out", &[]));
+    assert_eq!(summary["fetched"], 2);
+    let shard = Shard::open(&world.path("out/train-000000.tar")).unwrap();
+    let mut n_labeled = 0;
+    for i in 0..2 {
+        let classes = shard.classes(i).unwrap();
+        let members = shard.members(i).unwrap();
+        let columns: Value = serde_json::from_slice(member(&members, "json")).unwrap();
+        if classes.is_empty() {
+            assert!(shard.states_no_class(i).unwrap(), "{columns}");
+            continue;
+        }
+        n_labeled += 1;
+        assert_eq!(classes, ["1", "0"]);
+        assert_eq!((&columns["license"], &columns["score"]), (&"CC0".into(), &0.5.into()));
+        let page = columns["page"].as_str().unwrap();
+        assert!(page.starts_with("https://") && !page.contains("secret") && !page.contains("pw"), "{page}");
+        assert_eq!(columns["labels"], serde_json::json!(["red", "blue"]));
+    }
+    assert_eq!(n_labeled, 1);
+}
+
 /// A job whose shard was removed fetches only that one; another job is rejected; the list of
 /// failures can be packed.
 #[test]

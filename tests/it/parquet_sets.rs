@@ -113,6 +113,57 @@ fn parquet_files_are_read_like_shards() {
     }
 }
 
+/// Writes a file of images with lists of classes: two, none, nothing that is known, and one.
+fn write_lists(path: &Path, images: &[Vec<u8>]) {
+    use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
+    use parquet::file::metadata::KeyValue;
+    use parquet::file::properties::WriterProperties;
+    let schema = "message schema { required binary image; \
+        optional group tags (LIST) { repeated group list { optional int64 element; } } }";
+    let schema = Arc::new(parquet::schema::parser::parse_message_type(schema).unwrap());
+    let names = r#"{"info":{"features":{"tags":{"feature":{"names":["cat","dog"],"_type":"ClassLabel"},
+        "_type":"List"}}}}"#;
+    let names = KeyValue::new("huggingface".to_string(), names.to_string());
+    let properties = WriterProperties::builder().set_key_value_metadata(Some(vec![names])).build();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer =
+        parquet::file::writer::SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    let mut group = writer.next_row_group().unwrap();
+    let images: Vec<ByteArray> = images.iter().map(|image| ByteArray::from(image.clone())).collect();
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<ByteArrayType>().write_batch(&images, None, None).unwrap();
+    column.close().unwrap();
+    let mut column = group.next_column().unwrap().unwrap();
+    let definitions = [3, 3, 1, 0, 3];
+    let repetitions = [0, 1, 0, 0, 0];
+    column.typed::<Int64Type>().write_batch(&[1, 0, 1], Some(&definitions), Some(&repetitions)).unwrap();
+    column.close().unwrap();
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+/// A list of classes is several classes, by their names.
+#[test]
+fn lists_of_classes_are_classes() {
+    let world = World::new(4);
+    let images: Vec<Vec<u8>> = (0..4).map(|id| read_image(&world.dataset(), id)).collect();
+    write_lists(&world.path("lists.parquet"), &images);
+    let name = world.text("lists.parquet");
+    let out = world.text("unpacked");
+    let cache = [("OCELLI_CACHE", world.text("c"))];
+    let cache: Vec<(&str, &str)> = cache.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    let subset = ["shards", "subset", &name, "--count", "4", "--label-column", "tags", "--out", &out];
+    ok(&world.ocelli_with(&subset, &cache));
+    let set = open(&world, &out).unwrap();
+    let mut classes = Vec::new();
+    for id in (0..set.n_samples()).map(pipeline::SampleId) {
+        classes.push(set.classes(id).unwrap());
+    }
+    assert_eq!(classes, [vec!["dog", "cat"], vec![], vec![], vec!["dog"]]);
+    let stated: Vec<bool> = (0..4).map(|id| set.states_no_class(pipeline::SampleId(id)).unwrap()).collect();
+    assert_eq!(stated, [false, true, false, false]);
+}
+
 /// Writes a file in the layout of other tools: bytes of images without paths and two columns of
 /// classes, compressed by `codec`.
 fn write_plain(path: &Path, images: &[Vec<u8>], codec: parquet::basic::Compression) {

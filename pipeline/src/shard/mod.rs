@@ -356,10 +356,15 @@ pub type Columns = serde_json::Map<String, serde_json::Value>;
 /// Returns the value of `label`, or else of `labels`, in the columns of a sample: a number or a
 /// text, or a list of them.
 pub fn classes_of(columns: &Columns) -> Vec<String> {
-    let values = match columns.get("label").or_else(|| columns.get("labels")) {
-        Some(serde_json::Value::Array(values)) => values.as_slice(),
-        Some(value) => std::slice::from_ref(value),
-        None => &[],
+    let stated = columns.get("label").or_else(|| columns.get("labels"));
+    stated.map(classes_of_value).unwrap_or_default()
+}
+
+/// Returns the classes that `value` states: a number or a text, or a list of them.
+pub fn classes_of_value(value: &serde_json::Value) -> Vec<String> {
+    let values = match value {
+        serde_json::Value::Array(values) => values.as_slice(),
+        value => std::slice::from_ref(value),
     };
     distinct(values.iter().filter_map(class_from_value))
 }

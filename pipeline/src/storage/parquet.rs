@@ -3,8 +3,8 @@
 //! A column holds images if its values are groups with a field `bytes`, or bytes that begin with
 //! the signature of an image format, or lists of either. The first such column, or the one that the
 //! user names, is the sample's image; others are members under the column's name. `label`, or the
-//! column that the user names, is the class, by its name if the file states the names of classes.
-//! All other columns are the sample's `.json`.
+//! column that the user names, is the class, or a list of classes, by their names if the file states
+//! these. All other columns are the sample's `.json`.
 //!
 //! Code that reads samples therefore sees tars only.
 
@@ -60,6 +60,26 @@ impl Layout<'_> {
     /// Returns the position of `column` among the columns of images, if it is one.
     fn image_position(&self, column: &str) -> Option<usize> {
         self.images.iter().position(|image| image == column)
+    }
+
+    /// Returns the classes in `field` by their names, one a line: empty for an empty list, `None` if
+    /// the field is neither a class nor a list of classes.
+    fn class_text(&self, field: &Field) -> Option<String> {
+        let Field::ListInternal(list) = field else {
+            return class_text(field).map(|class| self.class_name(class));
+        };
+        let mut classes = Vec::new();
+        for element in list.elements() {
+            classes.push(self.class_name(class_text(element)?));
+        }
+        Some(classes.join("\n"))
+    }
+
+    /// Returns the name of the class `class`, if that is the index of one with a name.
+    fn class_name(&self, class: String) -> String {
+        let index = class.parse::<usize>().ok();
+        let name = index.and_then(|index| self.class_names.get(index));
+        name.cloned().unwrap_or(class)
     }
 }
 
@@ -188,7 +208,7 @@ fn append_row(
     fields.sort_by_key(|(name, _)| layout.image_position(name).unwrap_or(usize::MAX));
     for (name, field) in fields {
         if Some(name.as_str()) == layout.label {
-            class = class_text(field);
+            class = layout.class_text(field);
             if class.is_none() {
                 columns.insert(name.clone(), field.to_json_value());
             }
@@ -216,8 +236,7 @@ fn append_row(
         }
     }
     if let Some(class) = &class {
-        let name = class.parse().ok().and_then(|index: usize| layout.class_names.get(index));
-        append_member(tar, index, "cls", name.unwrap_or(class).as_bytes())?;
+        append_member(tar, index, "cls", class.as_bytes())?;
     }
     // Each row is a sample, even one without values.
     if !columns.is_empty() || class.is_none() {
@@ -306,6 +325,9 @@ fn class_names(metadata: Option<&Vec<KeyValue>>, column: &str) -> Vec<String> {
     let text = metadata.into_iter().flatten().find(|entry| entry.key == "huggingface");
     let text = text.and_then(|entry| entry.value.as_deref()).unwrap_or_default();
     let value: Value = serde_json::from_str(text).unwrap_or_default();
-    let names = value["info"]["features"][column]["names"].as_array().cloned().unwrap_or_default();
+    let feature = &value["info"]["features"][column];
+    // A column of lists states the names of what its lists contain.
+    let names = feature["names"].as_array().or_else(|| feature["feature"]["names"].as_array());
+    let names = names.cloned().unwrap_or_default();
     names.iter().filter_map(Value::as_str).map(str::to_string).collect()
 }

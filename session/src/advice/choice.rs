@@ -13,7 +13,7 @@ use std::sync::Arc;
 use kernels::device::{DeviceKind, Opened};
 use networks::{ModelConfig, Positions};
 use pipeline::Storage;
-use pipeline::words::counted;
+use pipeline::words::{counted, thousands};
 use trainer::recipe::is_set;
 use trainer::run::format_time;
 use trainer::{Length, Plan, Recipe, TrainError};
@@ -21,7 +21,7 @@ use weights::Hints;
 
 use super::images::Images;
 use super::speed::Speed;
-use super::table::{CANDIDATES, Candidate, Given, Role, SMALL_PX};
+use super::table::{CANDIDATES, Candidate, Given, MOST_KNOWN_EPOCHS, Role, SMALL_PX, few_images_warning_for};
 use crate::data::open_sampled;
 use crate::error::SessionError;
 use crate::frozen;
@@ -67,6 +67,8 @@ pub struct Advice {
     pub weights: Option<PathBuf>,
     /// Five lines: method, network, images, batch and length, each with its reason.
     pub lines: Vec<String>,
+    /// Warning if there are few images for the network, which the run prints, too.
+    pub warning: Option<String>,
 }
 
 /// Weights that are given, and the images.
@@ -134,7 +136,9 @@ pub fn advise(wish: &Wish<'_>, storage: &Storage) -> Result<Advice, SessionError
         Role::Continues => wish.initial.weights.clone(),
         Role::FromRandom | Role::Distills => None,
     };
-    Ok(Advice { recipe, settings, weights, lines })
+    let has_weights = candidate.role != Role::FromRandom;
+    let warning = few_images_warning_for(&recipe, has_weights, situation.images.n);
+    Ok(Advice { recipe, settings, weights, lines, warning })
 }
 
 /// Returns the kind of weights for the backbone `model`.
@@ -348,6 +352,11 @@ fn lines(wish: &Wish<'_>, situation: &Situation, estimates: &[Estimate], index: 
     };
     let length_reason = if is_too_short {
         format!("fewer than {} may help little: give more hours, if you can", rounded(candidate.least_epochs))
+    } else if *epochs > MOST_KNOWN_EPOCHS {
+        format!(
+            "nobody has measured more than {}: fewer hours, or more images, may do as well",
+            rounded(MOST_KNOWN_EPOCHS)
+        )
     } else {
         candidate.evidence.to_string()
     };
@@ -391,7 +400,7 @@ fn describe_network(model: &ModelConfig) -> String {
 
 /// Formats a number with one decimal below 10, and with none above.
 fn rounded(number: f64) -> String {
-    if number < 9.95 { format!("{number:.1}") } else { format!("{number:.0}") }
+    if number < 9.95 { format!("{number:.1}") } else { thousands(number.round() as u64) }
 }
 
 /// Formats hours with their noun: `1 hour`, `0.5 hours`.

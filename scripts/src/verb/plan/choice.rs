@@ -24,6 +24,9 @@ pub(super) fn print(args: &Args, hours: f64, storage: &Storage) -> anyhow::Resul
     for line in &advice.lines {
         print_paragraph(0, line);
     }
+    if let Some(warning) = &advice.warning {
+        print_paragraph(0, &format!("warning: {warning}"));
+    }
     let command = command(args, hours, &advice);
     out!("\nthe command for it:\n  {command}");
     if args.json {

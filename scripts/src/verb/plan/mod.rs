@@ -12,7 +12,7 @@ use anyhow::bail;
 use pipeline::Storage;
 use pipeline::words::{counted, thousands};
 use session::{
-    Initial, check_initial_weights, initial_model, open_frozen, resident, trained_head, validation_interval,
+    Initial, check_initial_weights, few_images_warning, initial_model, open_frozen, resident, trained_head, validation_interval,
 };
 use trainer::checkpoint::simulate;
 use trainer::cost::{ModelCost, UnitCost, checked_preset, model_cost};
@@ -48,6 +48,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let settings = settings(args, recipe, ranks);
     let hardware = hardware::read_hardware(args, recipe, &model, &settings, ranks[0])?;
     print_networks(&model);
+    if let Some(warning) = plan.as_ref().and_then(few_images_warning) {
+        print_paragraph(0, &format!("warning: {warning}"));
+    }
     print_paragraph(0, &hardware::describe(&hardware));
     if let Some(steps) = steps {
         let images = counted(settings.batch_size as u64, "image");
