@@ -420,6 +420,16 @@ const FLAGS: &[FlagGuess] = &[
     ),
     words("export", "onnx to-onnx", "give --out FILE.onnx"),
     words("export", "opset opset-version", "leave it out: a graph states the version that it needs"),
+    words(
+        "finetune",
+        "softmax probabilities",
+        "export the run afterwards, by `ocelli export --checkpoint RUN --out FILE.onnx --probabilities`",
+    ),
+    words(
+        TRAINING,
+        "lora use-lora lora-r lora-rank lora-alpha adapter adapters peft",
+        "use --set optim.adapter='{rank=8, alpha=16}' with initial weights (docs/finetune.md#adapters)",
+    ),
     // Starts of runs.
     words(
         "finetune",
@@ -494,15 +504,21 @@ const COMMANDS: &[CommandGuess] = &[
     ),
     command(
         "",
-        "extract extract-features features feature embeddings embedding predict infer inference encode \
-         forward",
+        "extract extract-features features feature embeddings embedding encode forward",
         "use `ocelli embed`",
     ),
     command(
         "",
+        "predict prediction infer inference",
+        "use `ocelli embed` for features; for classes, `ocelli export --checkpoint RUN --out FILE.onnx \
+         --probabilities` exports a run of `ocelli finetune`, and FILE.onnx.md has a program that prints them",
+    ),
+    command(
+        "",
         "fine-tune finetuning ft train-classifier classify classifier supervised",
-        "use `ocelli finetune`, which trains a classifier with its backbone; `ocelli probe` fits classifiers \
-         on features",
+        "use `ocelli finetune`, which trains a classifier with its backbone, or `ocelli probe`, which fits \
+         classifiers on features; to classify new images, `ocelli export --checkpoint RUN --out FILE.onnx \
+         --probabilities` writes a program beside the file, in FILE.onnx.md",
     ),
     command(
         "",
@@ -674,8 +690,22 @@ pub(crate) fn answer_usage(
         }
         ErrorKind::MissingRequiredArgument => answer_missing(error, &called),
         ErrorKind::ValueValidation => answer_value(error),
+        ErrorKind::ArgumentConflict => answer_conflict(&called),
         _ => None,
     }
+}
+
+/// Answers flags of a command that exclude each other.
+fn answer_conflict(called: &Called<'_>) -> Option<String> {
+    if called.name != "plan" || called.typed_value("hours").is_none() {
+        return None;
+    }
+    Some(
+        "--hours chooses a recipe for the images of --shards on this machine, so it takes no recipe and no \
+         other machine: leave out --hours to estimate those; `ocelli pretrain --recipe RECIPE --hours HOURS` \
+         fits any recipe into a time"
+            .into(),
+    )
 }
 
 /// Returns the text of a part of `error`.

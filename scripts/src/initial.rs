@@ -51,5 +51,5 @@ pub(crate) fn hints_for_run(flags: &WeightFlags) -> anyhow::Result<Hints> {
              --set data.no_data={{value=-9999}}"
         );
     }
-    Ok(flags.settings(None).hints)
+    Ok(flags.settings().hints)
 }

@@ -2,15 +2,13 @@
 
 use augment::{Depth, Fill, NoData};
 use networks::Normalization;
+use report::shell_quote;
 use session::NetworkSettings;
 use weights::{Hints, Library};
 
 /// Flags for the choice of the network and for its preprocessing.
 #[derive(Default, clap::Args)]
 pub(crate) struct NetworkFlags {
-    /// Network of a run, by name, such as student [default: the one its method evaluates].
-    #[arg(long, value_name = "NAME", hide_short_help = true)]
-    network: Option<String>,
     /// Input image size in pixels, instead of the model's.
     #[arg(long, value_name = "PX", hide_short_help = true)]
     image_px: Option<u32>,
@@ -26,11 +24,7 @@ pub(crate) struct NetworkFlags {
 impl NetworkFlags {
     /// Returns the settings that the flags state.
     pub(crate) fn settings(&self) -> NetworkSettings {
-        NetworkSettings {
-            image_px: self.image_px,
-            resize_px: self.resize_px,
-            ..self.weights.settings(self.network.as_deref())
-        }
+        NetworkSettings { image_px: self.image_px, resize_px: self.resize_px, ..self.weights.settings() }
     }
 }
 
@@ -41,6 +35,10 @@ impl NetworkFlags {
     mut_arg("no_data", |arg| arg.hide_short_help(true))
 )]
 pub(crate) struct WeightFlags {
+    /// Network of a run, or of a file with several, by name, such as student [default: the one that
+    /// the method of the run evaluates].
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
+    network: Option<String>,
     /// Library that a weights file comes from, if its tensor names are ambiguous: dino, dinov2,
     /// dinov3, timm, torchvision or transformers.
     #[arg(long, value_name = "LIBRARY", hide_short_help = true)]
@@ -99,8 +97,11 @@ fn epsilon(text: &str) -> Result<f64, String> {
 impl WeightFlags {
     /// Returns the flags that are given, with their values, as words of a command.
     pub(crate) fn words(&self) -> Vec<String> {
-        let Self { source, heads, normalization, norm_epsilon, depth, values } = self;
+        let Self { network, source, heads, normalization, norm_epsilon, depth, values } = self;
         let mut words = Vec::new();
+        if let Some(network) = network {
+            words.push(format!("--network {}", shell_quote(network)));
+        }
         if let Some(library) = source {
             words.push(format!("--source {}", library.name()));
         }
@@ -125,15 +126,15 @@ impl WeightFlags {
         words
     }
 
-    /// Returns the settings that the flags state, of the network `network` if a file has several.
-    pub(crate) fn settings(&self, network: Option<&str>) -> NetworkSettings {
+    /// Returns the settings that the flags state.
+    pub(crate) fn settings(&self) -> NetworkSettings {
         let hints = Hints {
             library: self.source,
             heads: self.heads,
             normalization: self.normalization.clone(),
             depth: self.depth,
             norm_epsilon: self.norm_epsilon,
-            network: network.map(str::to_string),
+            network: self.network.clone(),
         };
         NetworkSettings {
             hints,
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn words_of_flags_mean_the_same() {
-        let all = "--source timm --heads 6 --normalization 0.5,0.5/0.25,0.25 --norm-epsilon 1e-6 --bits 16 \
+        let all = "--network student --source timm --heads 6 --normalization 0.5,0.5/0.25,0.25 --norm-epsilon 1e-6 --bits 16 \
                    --bits-used 12 --no-data -9999";
         assert_eq!(parse(all).words().join(" "), all);
         assert!(parse("").words().is_empty());

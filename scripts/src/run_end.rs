@@ -136,6 +136,14 @@ impl EndedRun<'_> {
             let name = format.name();
             commands.push(format!("export --checkpoint {workdir} --format {name} --out {out}{overwrite}"));
         }
+        let head = trained_head(&self.plan.recipe);
+        if head == Some(HeadKind::Classifier) {
+            // The card beside the file has a program that prints the class of an image.
+            let path = self.workdir.join("probabilities.onnx");
+            let out = shell_quote(&path.display().to_string());
+            let overwrite = overwrite_flag(&path);
+            commands.push(format!("export --checkpoint {workdir} --out {out} --probabilities{overwrite}"));
+        }
         let specs = self.plan.recipe.data.shard_lists();
         let shards = typed(&specs);
         let images = match &shards {
@@ -154,6 +162,8 @@ impl EndedRun<'_> {
                 "probe --checkpoint {workdir} --train {train} --test {test}{protocol} --baseline"
             ));
         } else if let Some(words) = shards
+            // Features that have learned the classes of these images tell nothing about others.
+            && head.is_none()
             && self.dataset.n_samples() <= MAX_LEFT_OUT
             && has_classes(self.dataset)
         {

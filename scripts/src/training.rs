@@ -54,7 +54,21 @@ pub(crate) fn load_recipe(
         (loaded, _) => loaded?,
     };
     take_shards(&mut recipe, overrides, shards)?;
+    check_hints(&recipe, initial)?;
     Ok(recipe)
+}
+
+/// Checks that facts about weights are stated only for a run of `recipe` that begins with some.
+pub(crate) fn check_hints(recipe: &Recipe, initial: &Initial) -> anyhow::Result<()> {
+    let has_weights = initial.weights.is_some() || recipe.init.is_some();
+    if initial.hints.is_empty() || has_weights {
+        return Ok(());
+    }
+    bail!(
+        "--network, --source, --heads, --normalization, --norm-epsilon and --bits state facts about initial \
+         weights, and recipe {} begins with random ones: leave them out, or give the weights",
+        recipe.name
+    )
 }
 
 /// Applies the shards of the command line to a recipe, unless they are empty.

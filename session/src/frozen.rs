@@ -34,7 +34,7 @@ pub fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> Result<Vec<FrozenNet
         let recorded = earlier.iter().find(|entry| entry.name == name).map(|entry| &*entry.weights);
         let path = Path::new(&frozen.weights);
         let opened = if entry.has_heads {
-            Backbone::open_with_heads(path)
+            Backbone::open_with_heads(path, None)
         } else {
             Backbone::open(path, &Hints::default())
         };

@@ -10,10 +10,11 @@ use trainer::checkpoint::{Checkpoint, steps};
 use trainer::recipe::{DataConfig, InitConfig};
 use trainer::run::status::Status;
 use trainer::{Plan, Recipe, TrainError};
-use weights::{Hints, Preprocessing, fitted};
+use weights::{HeadKind, Hints, Preprocessing, fitted};
 
 use crate::error::SessionError;
 use crate::evaluated_network;
+use crate::head::trained_head;
 use crate::network::{Backbone, check_exists, model_of, preprocessing_of, preprocessing_of_recipe};
 use crate::provenance::Provenance;
 
@@ -273,6 +274,11 @@ fn open_weights(recipe: &mut Recipe, workdir: &Path, hints: &Hints) -> Result<Be
     let read = read_fitted(&path, init, recipe, hints)?;
     warn_of_pixels(&path, &read.preprocessing.pixels, &recipe.data);
     warn_of_decoding(&path, read.preprocessing.decoding, &recipe.data);
+    if trained_head(recipe).is_some()
+        && let Some(head) = read.unused_head
+    {
+        head.report(&path);
+    }
     // The choice is recorded only if it had an effect.
     let first_layer = init.first_layer.filter(|_| read.n_channels != recipe.data.channels);
     recipe.init = Some(InitConfig { fingerprint: read.fingerprint, first_layer, ..init.clone() });
@@ -291,6 +297,8 @@ struct FittedWeights {
     preprocessing: Preprocessing,
     /// Number of channels of these images.
     n_channels: usize,
+    /// Head for labels that is left out, if there is one.
+    unused_head: Option<UnusedHead>,
 }
 
 /// Reads the weights in `path` for the backbone of `recipe`, as `init` describes them.
@@ -301,12 +309,13 @@ fn read_fitted(
     hints: &Hints,
 ) -> Result<FittedWeights, SessionError> {
     let backbone = if init.heads {
-        Backbone::open_with_heads(path)
+        Backbone::open_with_heads(path, hints.network.as_deref())
             .map_err(|source| SessionError::InitialHeads { source: Box::new(source) })?
     } else {
         Backbone::open(path, hints)?
     };
     let head_shapes = backbone.head_shapes();
+    let unused_head = if init.heads { None } else { UnusedHead::find(&backbone) };
     let mut heads = Vec::new();
     let mut tensors = Vec::new();
     for tensor in backbone.tensors {
@@ -325,7 +334,41 @@ fn read_fitted(
         return Err(SessionError::OtherWeights { path: path.to_path_buf() });
     }
     let n_channels = backbone.model.n_channels();
-    Ok(FittedWeights { tensors, fingerprint, origins, preprocessing: backbone.preprocessing, n_channels })
+    let preprocessing = backbone.preprocessing;
+    Ok(FittedWeights { tensors, fingerprint, origins, preprocessing, n_channels, unused_head })
+}
+
+/// Head for labels that weights have and a run does not begin with.
+struct UnusedHead {
+    kind: HeadKind,
+    /// Whether a run can begin with it: that of an exported file is for inference alone.
+    can_be_kept: bool,
+}
+
+impl UnusedHead {
+    /// Returns the head of `backbone`, if it has one.
+    fn find(backbone: &Backbone) -> Option<Self> {
+        let kind = match (&backbone.classifier, &backbone.decoder) {
+            (Some(_), _) => HeadKind::Classifier,
+            (None, Some(_)) => HeadKind::Decoder,
+            (None, None) => return None,
+        };
+        Some(Self { kind, can_be_kept: backbone.manifest.is_some() })
+    }
+
+    /// Reports that the head of the weights in `path` is left out.
+    fn report(&self, path: &Path) {
+        let kind = match self.kind {
+            HeadKind::Classifier => "classifier",
+            HeadKind::Decoder => "decoder",
+        };
+        let way = if self.can_be_kept {
+            "; --set init.heads=true keeps it, if the classes are the same"
+        } else {
+            ""
+        };
+        tracing::info!("a new {kind} is trained: that of {} is left out{way}", path.display());
+    }
 }
 
 /// Network with the weights that a run began with.

@@ -80,18 +80,18 @@ impl Backbone {
         Ok(Self::from_checkpoint(checkpoint.manifest, tensors, head, network_name))
     }
 
-    /// Opens the evaluated network of the run or checkpoint in `path` with its heads, and with the
-    /// parameters that only its training uses.
+    /// Opens the network `name` of the run or checkpoint in `path`, by default the evaluated one, with
+    /// its heads and the parameters that only its training uses.
     ///
     /// # Errors
     /// [`SessionError::NoHeads`] for a weights file, and as [`open`](Self::open).
-    pub fn open_with_heads(path: &Path) -> Result<Self, SessionError> {
+    pub fn open_with_heads(path: &Path, name: Option<&str>) -> Result<Self, SessionError> {
         check_exists(path)?;
         if weights::is_weights(path) {
             return Err(SessionError::NoHeads { path: path.to_path_buf() });
         }
         let checkpoint = open_result(path)?;
-        let (tensors, network_name) = checkpoint.network(None)?;
+        let (tensors, network_name) = checkpoint.network(name)?;
         let head = TrainedHead::find(&checkpoint.manifest.plan.recipe, &tensors)?;
         Ok(Self::from_checkpoint(checkpoint.manifest, tensors, head, network_name))
     }

@@ -355,6 +355,31 @@ fn a_killed_run_resumes_with_the_same_bits() {
     assert!(resumed == expected, "weights differ");
 }
 
+/// A classifier begins with the network that is named, and a run says that it leaves out the
+/// classifier of its weights, and how to keep it. A folder with another kind of run is refused.
+#[test]
+fn the_network_and_the_head_of_weights_are_named() {
+    const NAME: &str = "finetune::the_network_and_the_head_of_weights_are_named";
+    let world = prepare();
+    ok(&world.pretrain("dino", &["--set", "optim.length={steps=2}"]));
+    ok(&finetune(&world, "dino", "teacher", &[]));
+    ok(&finetune(&world, "dino", "student", &["--network", "student"]));
+    let fingerprints =
+        ["teacher", "student"].map(|run| plan(&world, run)["recipe"]["init"]["fingerprint"].clone());
+    assert_ne!(fingerprints[0], fingerprints[1], "both began with the same weights");
+    let stderr = fails(&finetune(&world, "dino", "none", &["--network", "other"]), 3);
+    check_message(&format!("{NAME}.unknown"), &lines_with(&stderr, "other"));
+
+    let stderr = ok(&finetune(&world, "teacher", "again", &[]));
+    check_message(&format!("{NAME}.head"), &lines_with(&stderr, "a new classifier"));
+    let stderr = ok(&finetune(&world, "teacher", "kept", &["--set", "init.heads=true"]));
+    assert!(!stderr.contains("a new classifier"), "{stderr}");
+
+    pretrain(&world, "unlabeled", &["--set", "optim.length={steps=2}"]);
+    let stderr = fails(&finetune(&world, "teacher", "unlabeled", &[]), 2);
+    check_message(&format!("{NAME}.folder"), &lines_with(&stderr, "holds a run"));
+}
+
 /// A classifier is trained for a time, and resumed with the steps of its plan.
 #[test]
 fn a_classifier_is_trained_for_hours() {

@@ -314,8 +314,8 @@ fn a_recipe_is_chosen_for_hours() {
     assert_eq!(plan(&world, "set")["n_samples"].as_integer(), Some(60));
 }
 
-/// Returns the line of JSON of a plan of eight hours on the world's images, after five lines, an
-/// empty one, and two with the command.
+/// Returns the line of JSON of a plan of eight hours on the world's images, after five lines, a
+/// warning of few images, an empty line, and two with the command.
 fn planned_choice(world: &World, more: &[&str]) -> Value {
     let shard = world.text("data/train-000000.tar");
     let args = ["plan", "--hours", "8", "--shards", &shard, "--json"];
@@ -323,11 +323,13 @@ fn planned_choice(world: &World, more: &[&str]) -> Value {
     ok(&output);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines.len(), 9, "{text}");
+    assert_eq!(lines.len(), 10, "{text}");
     assert_eq!(subjects(lines[..5].iter().copied()), SUBJECTS, "{text}");
-    assert_eq!(lines[5], "", "{text}");
+    assert!(lines[4].contains("nobody has measured more than 1,000"), "{text}");
+    assert!(lines[5].starts_with("warning: 60 images may be too few "), "{text}");
+    assert_eq!(lines[6], "", "{text}");
     let choice = json_of(&output);
-    assert_eq!(choice["command"], lines[7].trim_start(), "{text}");
+    assert_eq!(choice["command"], lines[8].trim_start(), "{text}");
     choice
 }
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use trainer::checkpoint::Checkpoint;
 
+use crate::finetune::prepare;
 use crate::messages::{check_message, lines_with};
 use crate::mpirun::{DEADLINE_S, Ranks, mpirun, wait_for_steps};
 use crate::support::{World, metrics, ok, wait_for, wait_for_end};
@@ -12,9 +13,7 @@ use crate::support::{World, metrics, ok, wait_for, wait_for_end};
 fn weights(workdir: &Path) -> Vec<Vec<f32>> {
     let checkpoint = Checkpoint::open(workdir).unwrap();
     let units = checkpoint.manifest.units.iter();
-    let weights: Vec<_> = units.map(|unit| checkpoint.buffer(&unit.network, &unit.name).unwrap()).collect();
-    assert!(checkpoint.manifest.units.iter().any(|unit| unit.network == "teacher"), "two networks");
-    weights
+    units.map(|unit| checkpoint.buffer(&unit.network, &unit.name).unwrap()).collect()
 }
 
 fn losses(workdir: &Path) -> Vec<f64> {
@@ -55,6 +54,8 @@ fn weights_are_bit_identical_for_any_number_of_processes() {
     let expected = rows(&world.path("one"));
     let expected_weights = weights(&world.path("one"));
     assert_eq!(expected.len(), 12);
+    let units = Checkpoint::open(&world.path("one")).unwrap().manifest.units;
+    assert!(units.iter().any(|unit| unit.network == "teacher"), "two networks");
     for (n, workdir, more) in [
         (2, "full2", &[][..]),
         (4, "full4", &["--set", "run.keep=0"]),
@@ -69,6 +70,53 @@ fn weights_are_bit_identical_for_any_number_of_processes() {
     let manifest = Checkpoint::open(&world.path("full4")).unwrap().manifest;
     assert_eq!((manifest.world_size, manifest.files.len()), (4, 4));
     assert_eq!(Checkpoint::open(&world.path("none4")).unwrap().manifest.files.len(), 1);
+}
+
+/// Returns the arguments that train a classifier in the folder `workdir`, with batches that are equal
+/// on one, two and four ranks.
+fn classifier_args(world: &World, workdir: &str, more: &[&str]) -> Vec<String> {
+    let recipe = world.text("alone.toml");
+    let shards = world.text("sets/train");
+    let workdir = world.text(workdir);
+    let mut args = vec!["finetune", "--recipe", &recipe, "--shards", &shards, "--workdir", &workdir];
+    for setting in [
+        "optim.micro_batches=4",
+        "run.workers=1",
+        "run.probe_every_steps=3",
+        "run.checkpoint_every_steps=2",
+        "data.validation=0.25",
+        "method.mixup=0.8",
+        DEADLINE_S,
+    ] {
+        args.extend(["--set", setting]);
+    }
+    args.extend(more);
+    args.into_iter().map(str::to_string).collect()
+}
+
+/// A classifier that two and four processes train, the first of which validates it, has the
+/// metrics, scores and weights of one process, also if a process is killed and others continue.
+#[test]
+fn classifiers_are_bit_identical_for_any_number_of_processes() {
+    let world = prepare();
+    let ranks = Ranks::new(&world, &[]);
+    ok(&ranks.launch(1, &classifier_args(&world, "one", &[])));
+    let expected = rows(&world.path("one"));
+    assert_eq!(expected.len(), 12);
+    assert!(expected.iter().any(|row| row["val/top1"].is_number()), "{expected:?}");
+    let expected_weights = weights(&world.path("one"));
+    for n in [2, 4] {
+        let workdir = format!("whole{n}");
+        ok(&ranks.launch(n, &classifier_args(&world, &workdir, &[])));
+        assert_eq!(rows(&world.path(&workdir)), expected, "{n} ranks");
+        assert!(weights(&world.path(&workdir)) == expected_weights, "{n} ranks: weights differ");
+    }
+    let fault = ["--inject-fault", "kill:rank=1,step=7,phase=backward"];
+    ranks.launch(2, &classifier_args(&world, "parts", &fault));
+    assert_eq!(ranks.code(1), 137);
+    ok(&ranks.launch(4, &classifier_args(&world, "parts", &[])));
+    assert_eq!(rows(&world.path("parts")), expected);
+    assert!(weights(&world.path("parts")) == expected_weights, "weights differ after a resumption");
 }
 
 /// A run that is killed in every phase, on three, two and four ranks in turn, and finished on four

@@ -51,10 +51,15 @@ impl<'w> Ranks<'w> {
     }
 
     pub(crate) fn run(&self, n: usize, workdir: &str, more: &[&str]) -> Output {
+        self.launch(n, &self.args(workdir, more))
+    }
+
+    /// Runs the program's `args` on `n` ranks to their end.
+    pub(crate) fn launch(&self, n: usize, args: &[String]) -> Output {
         for rank in 0..n {
             let _ = fs::remove_file(self.code_path(rank));
         }
-        let mut command = mpirun(n, self.world.folder.path(), &self.args(workdir, more));
+        let mut command = mpirun(n, self.world.folder.path(), args);
         // To files: mpirun would block on a full pipe.
         let stdout = self.world.path("mpirun-stdout");
         let stderr = self.world.path("mpirun-stderr");

@@ -28,6 +28,19 @@ pub struct Hints {
     pub network: Option<String>,
 }
 
+impl Hints {
+    /// Returns whether nothing is stated.
+    pub fn is_empty(&self) -> bool {
+        let Self { library, heads, normalization, depth, norm_epsilon, network } = self;
+        library.is_none()
+            && heads.is_none()
+            && normalization.is_none()
+            && depth.is_none()
+            && norm_epsilon.is_none()
+            && network.is_none()
+    }
+}
+
 /// A backbone that was read from a file.
 #[derive(Debug)]
 pub struct Pretrained {

@@ -53,9 +53,6 @@ pub(crate) struct Args {
     /// Replace existing files.
     #[arg(long)]
     overwrite: bool,
-    /// Network of a run, by name, such as student [default: the one its method evaluates].
-    #[arg(long, value_name = "NAME", hide_short_help = true)]
-    network: Option<String>,
     /// Input image size in pixels, instead of the model's.
     #[arg(long, value_name = "PX", hide_short_help = true)]
     image_px: Option<u32>,
@@ -74,7 +71,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let format = Format::for_path(&args.out, args.format).map_err(anyhow::Error::msg)?;
-    let mut backbone = args.weights.settings(args.network.as_deref()).open_backbone(&args.checkpoint)?;
+    let mut backbone = args.weights.settings().open_backbone(&args.checkpoint)?;
     if args.backbone_only {
         backbone.classifier = None;
         backbone.decoder = None;

@@ -138,6 +138,17 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             recipe.name
         );
     };
+    if let Ok(run) = Status::read(&args.workdir)
+        && trained_head(&run.plan.recipe) != Some(head)
+    {
+        bail!(
+            "{} holds a run that learns {} (recipe {}), and this one learns {}: choose another --workdir",
+            args.workdir.display(),
+            what_is_learned(trained_head(&run.plan.recipe)),
+            run.plan.recipe.name,
+            what_is_learned(Some(head))
+        );
+    }
     if head == HeadKind::Decoder && args.baseline {
         bail!(
             "--baseline scores features by the classes of images, and recipe {} learns from masks: leave it \
@@ -262,6 +273,15 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         print_validated(&status, &plan, &args.workdir);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says what a run with this head learns.
+fn what_is_learned(head: Option<HeadKind>) -> &'static str {
+    match head {
+        Some(HeadKind::Classifier) => "classes of images",
+        Some(HeadKind::Decoder) => "classes of pixels",
+        None => "without labels",
+    }
 }
 
 /// Has `recipe` hold out a part of the images to validate on, unless others are given for that.

@@ -28,8 +28,8 @@ use crate::initial::InitialFlags;
 use crate::progress::Activity;
 use crate::run_end::{EndedRun, print_scores, warn_of_missing_probes};
 use crate::training::{
-    Probes, Trained, load_recipe, print_bad_samples, print_done, print_stopped, probe_bar, take_shards,
-    train_session,
+    Probes, Trained, check_hints, load_recipe, print_bad_samples, print_done, print_stopped, probe_bar,
+    take_shards, train_session,
 };
 use crate::{recipes, values};
 
@@ -109,6 +109,13 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         recipe.optim.length = Length::from_hours(hours);
     }
     if trained_head(&recipe).is_some() && recipe.data.validation.is_some_and(|share| share > 0.0) {
+        if args.workdir.join("plan.toml").exists() {
+            bail!(
+                "{} holds a run of `ocelli finetune`: continue it with that command, or choose another \
+                 --workdir",
+                args.workdir.display()
+            );
+        }
         bail!(
             "data.validation holds out images to validate on, and `ocelli pretrain` validates none: use \
              `ocelli finetune`, or remove it"
@@ -210,6 +217,8 @@ fn chosen_recipe(args: &Args, initial: Initial, storage: &Storage) -> anyhow::Re
     }
     let device = args.compute.open(&launch)?;
     let advice = recipes::choose(hours, &args.shards, &args.overrides, &initial, &device, storage)?;
+    // Weights are not left out in a choice.
+    check_hints(&advice.recipe, &initial)?;
     for line in &advice.lines {
         say(format!("note: {line}"));
     }

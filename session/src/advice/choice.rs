@@ -17,7 +17,6 @@ use pipeline::words::{counted, thousands};
 use trainer::recipe::is_set;
 use trainer::run::format_time;
 use trainer::{Length, Plan, Recipe, TrainError};
-use weights::Hints;
 
 use super::images::Images;
 use super::speed::Speed;
@@ -155,7 +154,7 @@ fn kind_of_weights(model: &ModelConfig) -> Given {
 fn possible_candidates(wish: &Wish<'_>, given: Given) -> Vec<&'static Candidate> {
     let is_gpu = wish.device.kind != DeviceKind::Cpu;
     // A teacher is read without hints.
-    let has_hints = states_facts(&wish.initial.hints);
+    let has_hints = !wish.initial.hints.is_empty();
     let mut possible = Vec::new();
     for candidate in &CANDIDATES {
         if candidate.is_possible(given, is_gpu) && !(has_hints && candidate.role == Role::Distills) {
@@ -163,17 +162,6 @@ fn possible_candidates(wish: &Wish<'_>, given: Given) -> Vec<&'static Candidate>
         }
     }
     possible
-}
-
-/// Returns whether `hints` state anything about weights.
-fn states_facts(hints: &Hints) -> bool {
-    let Hints { library, heads, normalization, depth, norm_epsilon, network } = hints;
-    library.is_some()
-        || heads.is_some()
-        || normalization.is_some()
-        || depth.is_some()
-        || norm_epsilon.is_some()
-        || network.is_some()
 }
 
 /// Returns those of `possible` that suit `images`, or the cheapest if none does.

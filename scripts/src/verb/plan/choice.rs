@@ -13,6 +13,7 @@ use crate::cluster::compute::DeviceFlag;
 use crate::console::print_paragraph;
 use crate::initial::hints_for_run;
 use crate::recipes;
+use crate::training::check_hints;
 
 /// Prints the choice for a run of `hours` and its reasons, and the command with its recipe.
 pub(super) fn print(args: &Args, hours: f64, storage: &Storage) -> anyhow::Result<ExitCode> {
@@ -21,6 +22,7 @@ pub(super) fn print(args: &Args, hours: f64, storage: &Storage) -> anyhow::Resul
         Initial { weights: args.init.clone(), hints: hints_for_run(&args.weights)?, ..Initial::default() };
     let device = DeviceFlag::default().open()?;
     let advice = recipes::choose(hours, &args.shards, &args.overrides, &initial, &device, storage)?;
+    check_hints(&advice.recipe, &initial)?;
     for line in &advice.lines {
         print_paragraph(0, line);
     }

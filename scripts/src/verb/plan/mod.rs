@@ -12,7 +12,8 @@ use anyhow::bail;
 use pipeline::Storage;
 use pipeline::words::{counted, thousands};
 use session::{
-    Initial, check_initial_weights, few_images_warning, initial_model, open_frozen, resident, trained_head, validation_interval,
+    Initial, check_initial_weights, few_images_warning, initial_model, open_frozen, resident, trained_head,
+    validation_interval,
 };
 use trainer::checkpoint::simulate;
 use trainer::cost::{ModelCost, UnitCost, checked_preset, model_cost};
@@ -27,6 +28,7 @@ use crate::forecast::MemoryNeed;
 use crate::initial::hints_for_run;
 use crate::progress::{format_duration, format_time};
 use crate::recipes;
+use crate::training::check_hints;
 pub(crate) use flags::Args;
 
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
@@ -134,6 +136,7 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     let mut recipe = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
         initial_model(&initial, None, weights).map_err(|error| error.to_string())
     })?;
+    check_hints(&recipe, &initial)?;
     check_initial_weights(&recipe, &initial)?;
     open_frozen(&mut recipe, None)?;
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);
