@@ -10,6 +10,9 @@
                                         the scores of the classifier in a .safetensors of Ocelli for FEATURES
     libraries.py classify FORMAT PATH SCORES WEIGHTS IMAGES
                                         the scores and classes of an exported classifier beside those of WEIGHTS
+    libraries.py predict FOLDER GRAPH IMAGES EVALUATIONS
+                                        the predictions of a trained classifier, exported for transformers and as a graph
+                                        with probabilities, beside those in a file of evaluations
     libraries.py decode PATH BACKBONE WEIGHTS IMAGES OUT
                                         the scores of pixels of a graph beside the decoder of WEIGHTS in torch, on the
                                         patches of the graph BACKBONE; those of the first image are written to OUT
@@ -469,6 +472,39 @@ def decode(path, backbone, weights, images, out):
             np.save(out, ours[:1])
 
 
+def predict(folder, graph, images, evaluations):
+    """Compares predictions and their probabilities, image by image, and so the accuracy."""
+    import onnxruntime
+    import torch
+    from PIL import Image
+    from transformers import AutoImageProcessor, AutoModelForImageClassification
+
+    rows = [json.loads(line) for line in Path(evaluations).read_text().splitlines()]
+    row = [row for row in rows if row["metric"] == "top1"][-1]
+    ours = {image["key"]: image for image in row["details"]["worst"]}
+    processor = AutoImageProcessor.from_pretrained(folder)
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    session = onnxruntime.InferenceSession(graph)
+    classes = json.loads(session.get_modelmeta().custom_metadata_map["ocelli.classes"])
+    paths = sorted(Path(images).rglob("*.png"))
+    assert len(paths) == len(ours) == row["test"]["images"], (len(paths), len(ours), row["test"])
+    n_right = [0, 0]
+    for path in paths:
+        expected = ours[path.relative_to(images).with_suffix("").as_posix()]
+        pixel_values = processor(Image.open(path).convert("RGB"), return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            theirs = model(pixel_values=pixel_values).logits.softmax(1)[0].numpy()
+        (graphs,) = session.run(None, {"pixels": pixel_values.numpy()})
+        for i, (probabilities, names) in enumerate([(theirs, model.config.id2label), (graphs[0], classes)]):
+            name = names[int(probabilities.argmax())]
+            assert name == expected["predicted"], (path, name, expected)
+            difference = abs(100 * float(probabilities.max()) - expected["probability"])
+            assert difference < 0.05, (path, probabilities, expected)
+            n_right[i] += name == path.parent.name
+    top1 = [100 * n / len(paths) for n in n_right]
+    assert top1 == [row["accuracy"]] * 2, (top1, row["accuracy"])
+
+
 if __name__ == "__main__":
     verb, *rest = sys.argv[1:]
     if verb == "images":
@@ -483,6 +519,8 @@ if __name__ == "__main__":
         scores(*rest)
     elif verb == "classify":
         classify(*rest)
+    elif verb == "predict":
+        predict(*rest)
     elif verb == "decode":
         decode(*rest)
     elif verb == "compare":

@@ -15,7 +15,8 @@ use serde_json::Value;
 use weights::{Card, Export, Format, Hints, Precision, Preprocessing};
 
 use crate::bands::npy_u16;
-use crate::libraries::{Bench, python, random_parameters};
+use crate::finetune::{finetune_on, prepare};
+use crate::libraries::{Bench, python, random_parameters, script};
 use crate::python::Module;
 use crate::support::{fails, ok, program};
 
@@ -259,6 +260,23 @@ fn libraries_give_the_same_scores() {
         }
     }
     assert_eq!(n_checked, 40);
+}
+
+/// A classifier that was trained predicts the same classes, with the same probabilities, in
+/// transformers and in onnxruntime.
+#[test]
+fn trained_classifiers_predict_the_same() {
+    let Some(python) = python("torch, transformers, onnxruntime, PIL") else { return };
+    let world = prepare();
+    let sets = ["sets/train", "sets/val"];
+    ok(&finetune_on(&world, "alone.toml", sets, "run", &[]));
+    let run = world.text("run");
+    let folder = world.text("folder");
+    let graph = world.text("graph.onnx");
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &folder, "--format", "transformers"]));
+    ok(&world.ocelli(&["export", "--checkpoint", &run, "--out", &graph, "--probabilities"]));
+    let evaluations = world.text("run/evaluations.jsonl");
+    script(&python, &["predict", &folder, &graph, &world.text("sets/val"), &evaluations]);
 }
 
 /// Graphs that label pixels give the scores of their decoders, and so do the programs of their
