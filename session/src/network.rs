@@ -80,8 +80,8 @@ impl Backbone {
         Ok(Self::from_checkpoint(checkpoint.manifest, tensors, head, network_name))
     }
 
-    /// Opens the network `name` of the run or checkpoint in `path`, by default the evaluated one, with
-    /// its heads and the parameters that only its training uses.
+    /// Opens the network `name` of the run or checkpoint in `path`, by default the evaluated one,
+    /// with its heads and the parameters that only its training uses.
     ///
     /// # Errors
     /// [`SessionError::NoHeads`] for a weights file, and as [`open`](Self::open).

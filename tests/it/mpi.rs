@@ -72,8 +72,8 @@ fn weights_are_bit_identical_for_any_number_of_processes() {
     assert_eq!(Checkpoint::open(&world.path("none4")).unwrap().manifest.files.len(), 1);
 }
 
-/// Returns the arguments that train a classifier in the folder `workdir`, with batches that are equal
-/// on one, two and four ranks.
+/// Returns the arguments that train a classifier in the folder `workdir`, with batches that are
+/// equal on one, two and four ranks.
 fn classifier_args(world: &World, workdir: &str, more: &[&str]) -> Vec<String> {
     let recipe = world.text("alone.toml");
     let shards = world.text("sets/train");

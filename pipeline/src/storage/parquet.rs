@@ -62,8 +62,8 @@ impl Layout<'_> {
         self.images.iter().position(|image| image == column)
     }
 
-    /// Returns the classes in `field` by their names, one a line: empty for an empty list, `None` if
-    /// the field is neither a class nor a list of classes.
+    /// Returns the classes in `field` by their names, one a line: empty for an empty list, `None`
+    /// if the field is neither a class nor a list of classes.
     fn class_text(&self, field: &Field) -> Option<String> {
         let Field::ListInternal(list) = field else {
             return class_text(field).map(|class| self.class_name(class));

@@ -85,7 +85,8 @@ const LARGE_PARAMS: usize = 10_000_000;
 /// Fewest images of a run of DINO with a ViT-S from random weights.
 const UNMEASURED_LEAST_IMAGES_DINO: u64 = 100_000;
 
-/// Fewest images of a run that begins with weights; of those of a small network, they were measured.
+/// Fewest images of a run that begins with weights. They were measured with those of a small
+/// network.
 const UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS: u64 = LEAST_IMAGES;
 
 /// Epochs beyond which nobody has measured anything: the published run of
