@@ -1,8 +1,9 @@
 //! Class names and their numbers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
+use pipeline::shard::MAX_CLASS_BYTES;
 use pipeline::url::ShardUrl;
 use pipeline::{Dataset, PipelineError, SampleId, Source};
 
@@ -67,7 +68,24 @@ pub enum Classes {
     /// Labels that are numbers.
     Numbers,
     /// Labels numbered by their position in a list of names.
-    Named(Vec<String>),
+    Named(ClassList),
+}
+
+/// Names of classes, in the order of their numbers.
+pub struct ClassList {
+    names: Vec<String>,
+    numbers: HashMap<String, usize>,
+}
+
+impl ClassList {
+    fn new(names: Vec<String>) -> Self {
+        let mut numbers = HashMap::with_capacity(names.len());
+        for (number, name) in names.iter().enumerate() {
+            // Of equal names, the first counts.
+            numbers.entry(name.clone()).or_insert(number);
+        }
+        Self { names, numbers }
+    }
 }
 
 impl Classes {
@@ -93,14 +111,14 @@ impl Classes {
         if path.exists() && !overwrite && read_list(&path)? != names {
             return Err(PrepError::OtherClasses { path });
         }
-        Ok(Self::Named(names))
+        Ok(Self::Named(ClassList::new(names)))
     }
 
     /// Returns the names in the order of their numbers, if classes have names.
     pub fn names(&self) -> Option<&Vec<String>> {
         match self {
             Self::Numbers => None,
-            Self::Named(names) => Some(names),
+            Self::Named(list) => Some(&list.names),
         }
     }
 
@@ -113,23 +131,28 @@ impl Classes {
             Self::Numbers => {
                 class.parse().map_err(|source| PrepError::NotNumber { class: class.to_string(), source })
             }
-            Self::Named(names) => match names.iter().position(|name| name == class) {
-                Some(number) => Ok(number),
-                None => Err(PrepError::UnknownClass { class: class.to_string(), n_names: names.len() }),
+            Self::Named(list) => match list.numbers.get(class) {
+                Some(number) => Ok(*number),
+                None => Err(PrepError::UnknownClass { class: class.to_string(), n_names: list.names.len() }),
             },
         }
     }
 
-    /// Returns the numbers of the classes in the lines of `text`, one a line.
+    /// Returns the numbers of the classes in the lines of `text`, one a line, as in a class member.
     ///
     /// # Errors
-    /// As [`Classes::number`].
+    /// As [`Classes::number`], and [`PrepError::TooManyClasses`] for more than such a member may hold.
     pub fn numbers(&self, text: &str) -> Result<String, PrepError> {
         let mut numbers = Vec::new();
         for class in text.lines() {
             numbers.push(self.number(class)?.to_string());
         }
-        Ok(numbers.join("\n"))
+        let n = numbers.len();
+        let member = numbers.join("\n");
+        if member.len() as u64 > MAX_CLASS_BYTES {
+            return Err(PrepError::TooManyClasses { n });
+        }
+        Ok(member)
     }
 }
 

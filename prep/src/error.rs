@@ -46,7 +46,17 @@ pub enum PrepError {
         /// The cause.
         source: csv::Error,
     },
-    /// A line of a list is not a JSON object with the name of an image.
+    /// An image has more classes than its class member may hold.
+    #[error(
+        "an image has {n} classes, more than are read: leave them out with another --label-column, or divide \
+         them among columns"
+    )]
+    TooManyClasses {
+        /// Number of its classes.
+        n: usize,
+    },
+    /// A line of a list is not a JSON object with the name of an image, or states classes that cannot
+    /// be read.
     #[error("{}, line {line}: {reason}", path.display())]
     Line {
         /// The list.

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use pipeline::ColumnNames;
-use pipeline::shard::{canonical_class, classes_of_value};
+use pipeline::shard::canonical_class;
+use pipeline::words::counted;
 use serde_json::{Map, Value};
 
 use crate::error::PrepError;
@@ -38,7 +39,7 @@ pub(crate) enum Target {
     Key,
 }
 
-/// Usual names of the column of classes, the first of which that a list has is used.
+/// Usual names of the column of classes: that of an image is the first of these that is not empty.
 const LABEL_COLUMNS: [&str; 5] = ["label", "labels", "class", "class_name", "category"];
 
 impl Target {
@@ -64,11 +65,12 @@ impl Target {
 }
 
 /// Reads the list at `path`. A column of `columns`, or else of the usual names, names the images;
-/// the class and a column `caption` are read if present, in upper or lower case. A line of a `.txt`
-/// list is a file, or a file and its class, separated by a space.
+/// the class and a column `caption` are read if present, in upper or lower case. Several classes are
+/// a JSON list. A line of a `.txt` list is a file, or a file and its class, separated by a space.
 ///
 /// # Errors
-/// [`PrepError`] when the list cannot be read or has no such column.
+/// [`PrepError`] when the list cannot be read or has no such column, and for classes that cannot be
+/// told apart.
 pub(crate) fn read(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
     let metadata = std::fs::metadata(path).map_err(|error| PrepError::io("read", path, error))?;
     if !metadata.is_file() {
@@ -122,6 +124,18 @@ fn find_column(
     }
 }
 
+/// Returns the indices of the columns in which the class of an image may be: that of the column
+/// `named` by the user, or those of the usual names.
+///
+/// # Errors
+/// As [`find_column`].
+fn find_label_columns(path: &Path, named: Option<&str>, columns: &[String]) -> Result<Vec<usize>, PrepError> {
+    if named.is_some() {
+        return Ok(find_column(path, named, &[], columns)?.into_iter().collect());
+    }
+    Ok(LABEL_COLUMNS.iter().filter_map(|name| index_of(columns, name)).collect())
+}
+
 /// Returns the index of the column `name`, in upper or lower case.
 fn index_of(columns: &[String], name: &str) -> Option<usize> {
     columns.iter().position(|column| column.trim().eq_ignore_ascii_case(name))
@@ -159,32 +173,37 @@ fn read_table(
     let headers: Vec<String> =
         reader.headers().map_err(|error| table_error(path, error))?.iter().map(str::to_string).collect();
     let image = find_column(path, columns.image.as_deref(), target.columns(), &headers)?;
-    let label = find_column(path, columns.label.as_deref(), &LABEL_COLUMNS, &headers)?;
+    let label_columns = find_label_columns(path, columns.label.as_deref(), &headers)?;
     let caption = find_column(path, None, &["caption"], &headers)?;
     let Some(image) = image else { return Err(no_image_column(path, target, &headers)) };
+    let mut labels = LabelReader::new(path);
     let mut rows = Vec::new();
-    for (index, record) in reader.records().enumerate() {
+    for record in reader.records() {
         let record = record.map_err(|error| table_error(path, error))?;
+        let line = record.position().map_or(0, |position| position.line() as usize);
         let mut columns = Map::new();
-        for (column, name) in headers.iter().enumerate() {
-            if column != image
-                && let Some(text) = table_cell(&record, column)
+        for (index, name) in headers.iter().enumerate() {
+            if index != image
+                && let Some(text) = table_cell(&record, index)
             {
                 columns.insert(name.trim().to_string(), text.into());
             }
         }
-        let label = match label.and_then(|column| table_cell(&record, column)) {
-            // The line of the header is the first.
-            Some(text) => parse_label(path, index + 1, &text)?,
-            None => None,
-        };
+        let mut label = None;
+        let stated = label_columns.iter().find_map(|index| Some((*index, table_cell(&record, *index)?)));
+        if let Some((index, text)) = stated {
+            let value = labels.value_of_cell(line, text)?;
+            label = labels.classes(line, &value)?;
+            columns.insert(headers[index].trim().to_string(), value);
+        }
         rows.push(ListRow {
             target: table_cell(&record, image).unwrap_or_default(),
             label,
-            caption: caption.and_then(|column| table_cell(&record, column)),
+            caption: caption.and_then(|index| table_cell(&record, index)),
             columns,
         });
     }
+    labels.report();
     Ok(rows)
 }
 
@@ -198,41 +217,106 @@ fn table_cell(record: &csv::StringRecord, index: usize) -> Option<String> {
     if text.is_empty() { None } else { Some(text.to_string()) }
 }
 
-/// Parses the class in a cell of a table, or the classes in a JSON list. `index` is that of its
-/// line, for errors.
-fn parse_label(path: &Path, index: usize, text: &str) -> Result<Option<String>, PrepError> {
-    if text.starts_with("['") {
-        let reason = format!("{text} is a list of Python: write several classes as JSON, [\"a\", \"b\"]");
-        return Err(line_error(path, index, reason));
-    }
-    if text.starts_with('[')
-        && let Ok(list @ Value::Array(_)) = serde_json::from_str(text)
-    {
-        return Ok(label_of_value(&list));
-    }
-    Ok(canonical_class(text))
+/// Reader of the classes of a list.
+struct LabelReader<'a> {
+    path: &'a Path,
+    /// Number of values that are no classes.
+    n_unusable: u64,
+    /// First of these.
+    first_unusable: String,
+    /// Whether a list repeats the numbers 0 and 1, as one with a number for each class does.
+    has_flags: bool,
 }
 
-/// Returns the classes that a value states, one a line: empty for an empty list, and `None` if
-/// nothing in it is a class.
-fn label_of_value(value: &Value) -> Option<String> {
-    match value {
-        Value::Array(values) if values.is_empty() => Some(String::new()),
-        Value::Array(_) => Some(classes_of_value(value).join("\n")).filter(|classes| !classes.is_empty()),
-        Value::String(text) => canonical_class(text),
-        Value::Number(_) | Value::Bool(_) => canonical_class(&value.to_string()),
-        Value::Null | Value::Object(_) => None,
+impl<'a> LabelReader<'a> {
+    fn new(path: &'a Path) -> Self {
+        Self { path, n_unusable: 0, first_unusable: String::new(), has_flags: false }
+    }
+
+    /// Returns the value of a cell of a table: a JSON list, or its text.
+    fn value_of_cell(&self, line: usize, text: String) -> Result<Value, PrepError> {
+        if !(text.starts_with('[') && text.ends_with(']')) {
+            return Ok(text.into());
+        }
+        match serde_json::from_str(&text) {
+            Ok(list @ Value::Array(_)) => Ok(list),
+            _ if text.contains([',', '\'', '"']) => {
+                let reason = format!("{text} is no JSON: write several classes as [\"a\", \"b\"]");
+                Err(PrepError::Line { path: self.path.to_path_buf(), line, reason })
+            }
+            _ => Ok(text.into()),
+        }
+    }
+
+    /// Returns the classes that a value states, one a line: empty for an empty list, and `None` if
+    /// nothing in it is a class.
+    fn classes(&mut self, line: usize, value: &Value) -> Result<Option<String>, PrepError> {
+        let values = match value {
+            Value::Array(values) if values.is_empty() => return Ok(Some(String::new())),
+            Value::Array(values) => values,
+            Value::Bool(_) | Value::Number(_) => return Ok(canonical_class(&value.to_string())),
+            value => std::slice::from_ref(value),
+        };
+        let is_flag = |value: &Value| matches!(value.as_u64(), Some(0 | 1));
+        self.has_flags |= values.len() > 2 && values.iter().all(is_flag);
+        let mut classes: Vec<String> = Vec::new();
+        for value in values {
+            let class = match value {
+                Value::Null => None,
+                Value::String(text) => {
+                    if text.trim().contains(['\n', '\r']) {
+                        let reason = format!("the class {text:?} has a line break: write several as a list");
+                        return Err(PrepError::Line { path: self.path.to_path_buf(), line, reason });
+                    }
+                    canonical_class(text)
+                }
+                Value::Number(number) if number.is_u64() || number.is_i64() => {
+                    canonical_class(&number.to_string())
+                }
+                _ => {
+                    if self.n_unusable == 0 {
+                        self.first_unusable = value.to_string();
+                    }
+                    self.n_unusable += 1;
+                    None
+                }
+            };
+            if let Some(class) = class
+                && !classes.contains(&class)
+            {
+                classes.push(class);
+            }
+        }
+        if classes.is_empty() { Ok(None) } else { Ok(Some(classes.join("\n"))) }
+    }
+
+    /// Warns of values that are no classes.
+    fn report(&self) {
+        let path = self.path.display();
+        if self.n_unusable > 0 {
+            let values = counted(self.n_unusable, "value");
+            let first = &self.first_unusable;
+            tracing::warn!("{path}: {values} in the column of classes, such as {first}, state no class");
+        }
+        if self.has_flags {
+            tracing::warn!(
+                "{path}: lists of 0 and 1 are read as lists of the classes 0 and 1: instead of a number for \
+                 each class, list those that an image has"
+            );
+        }
     }
 }
 
 fn read_json_lines(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
     let lines = read_text(path)?;
+    let mut labels = LabelReader::new(path);
     let mut rows = Vec::new();
     for (index, line) in lines.lines().enumerate() {
         if !line.trim().is_empty() {
-            rows.push(parse_json_line(path, target, columns, index, line)?);
+            rows.push(parse_json_line(path, target, columns, index, line, &mut labels)?);
         }
     }
+    labels.report();
     Ok(rows)
 }
 
@@ -243,22 +327,27 @@ fn parse_json_line(
     columns: &ColumnNames,
     index: usize,
     line: &str,
+    labels: &mut LabelReader<'_>,
 ) -> Result<ListRow, PrepError> {
     let mut cells: Map<String, Value> =
         serde_json::from_str(line).map_err(|error| line_error(path, index, error.to_string()))?;
     let names: Vec<String> = cells.keys().cloned().collect();
     let image = find_column(path, columns.image.as_deref(), target.columns(), &names)?;
     // Any line except the first may leave out the column of classes.
-    let label = match columns.label.as_deref() {
-        Some(named) if index > 0 && index_of(&names, named).is_none() => None,
-        named => find_column(path, named, &LABEL_COLUMNS, &names)?,
+    let label_columns = match columns.label.as_deref() {
+        Some(named) if index > 0 && index_of(&names, named).is_none() => Vec::new(),
+        named => find_label_columns(path, named, &names)?,
     };
     let caption = find_column(path, None, &["caption"], &names)?;
     let Some(image) = image else { return Err(no_image_column(path, target, &names)) };
     let Some(Value::String(image_name)) = cells.remove(&names[image]) else {
         return Err(line_error(path, index, format!("no text under `{}`", names[image])));
     };
-    let label = label.and_then(|index| label_of_value(cells.get(&names[index])?));
+    let mut stated = label_columns.iter().filter_map(|index| cells.get(&names[*index]));
+    let label = match stated.find(|value| !value.is_null()) {
+        Some(value) => labels.classes(index + 1, value)?,
+        None => None,
+    };
     Ok(ListRow {
         target: image_name,
         label,

@@ -116,7 +116,7 @@ pub fn pack(job: &PackJob<'_>, progress: &dyn Progress) -> Result<Packed, PrepEr
     let _lock = lock_for(job.work, job.out, job.prefix)?;
     let contents = plan_contents(job, samples, skipped)?;
     claim(job, &contents)?;
-    if let Classes::Named(names) = &contents.classes
+    if let Some(names) = contents.classes.names()
         && !matches!(job.work, Work::Join(_))
     {
         write_classes(job.out, names)?;
@@ -274,7 +274,7 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> Resul
     let mut n_samples = 0;
     let mut n_empty = 0;
     let mut lines = String::new();
-    let mut classes: BTreeSet<&String> = BTreeSet::new();
+    let mut classes: BTreeSet<&str> = BTreeSet::new();
     for shard in shards.clone() {
         let path = shard_path(job, shard);
         if path.exists() {
@@ -290,7 +290,7 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> Resul
         }
         for (_, sample) in &contents.samples[contents.shards[shard].clone()] {
             if !failed.contains(&sample.entry.name) {
-                classes.extend(sample.entry.class.as_ref());
+                classes.extend(sample.entry.class.iter().flat_map(|class| class.lines()));
             }
         }
         lines.push_str(&text);

@@ -179,6 +179,8 @@ pub fn pack_urls(
 fn claim_folder(job: &PackJob<'_>, web: &WebRules, classes: &Classes) -> Result<(), PrepError> {
     let text = fs::read(job.input).map_err(|error| PrepError::io("read", job.input, error))?;
     let mut settings = json!({
+        // 2 since all columns are kept.
+        "version": 2,
         "prefix": job.prefix,
         "samples_per_shard": job.limits.max_samples,
         "seed": job.seed,
@@ -348,19 +350,38 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Returns the columns of a row; addresses are without secrets, because shards are shared.
+/// Returns the columns of a row without the secrets of the addresses in them: shards are shared.
 fn row_columns(row: &ListRow) -> Value {
-    let mut columns = row.columns.clone();
-    for value in columns.values_mut() {
-        if let Value::String(text) = value
-            && text.contains("://")
-            && !text.contains(char::is_whitespace)
-        {
-            *text = address_without_secrets(text);
-        }
+    let mut columns = Value::Object(row.columns.clone());
+    redact(&mut columns);
+    columns["url"] = json!(address_without_secrets(&row.target));
+    columns
+}
+
+/// Removes the secrets of all addresses in `value`.
+fn redact(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = redact_words(text),
+        Value::Array(values) => values.iter_mut().for_each(redact),
+        Value::Object(columns) => columns.values_mut().for_each(redact),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
-    columns.insert("url".into(), json!(address_without_secrets(&row.target)));
-    Value::Object(columns)
+}
+
+/// Returns `text` without the secrets of the addresses in it.
+fn redact_words(text: &str) -> String {
+    let mut redacted = String::with_capacity(text.len());
+    for piece in text.split_inclusive(char::is_whitespace) {
+        let word = piece.trim_end();
+        let space = &piece[word.len()..];
+        if word.contains("://") {
+            redacted.push_str(&address_without_secrets(word));
+        } else {
+            redacted.push_str(word);
+        }
+        redacted.push_str(space);
+    }
+    redacted
 }
 
 /// Adds a fetched row to its shard.
@@ -381,7 +402,8 @@ fn write(
     };
     let mut members: Vec<(&str, &[u8])> = vec![(fetched.extension, &fetched.image)];
     members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
-    members.extend(row.caption.iter().map(|caption| ("txt", caption.as_bytes())));
+    let caption = row.caption.as_deref().map(redact_words);
+    members.extend(caption.iter().map(|caption| ("txt", caption.as_bytes())));
     members.push(("json", columns.as_bytes()));
     Ok(file.add(&format!("{index:09}"), &members)?)
 }

@@ -83,6 +83,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::NoInitialWeights { .. }
         | SessionError::BeganWithWeights { .. }
         | SessionError::BeganWithHeads { .. }
+        | SessionError::BeganWithNetwork { .. }
         | SessionError::DoesNotFit { .. }
         | SessionError::OtherWeights { .. }
         | SessionError::ForkNotStarted { .. }
@@ -138,6 +139,7 @@ fn prep_code(error: &PrepError) -> u8 {
         PrepError::Walk { .. } | PrepError::Table { .. } | PrepError::Client(_) => DATA,
         PrepError::WorkDirectory { .. }
         | PrepError::Line { .. }
+        | PrepError::TooManyClasses { .. }
         | PrepError::Missing { .. }
         | PrepError::NotImages { .. }
         | PrepError::NotRegular { .. }

@@ -690,22 +690,29 @@ pub(crate) fn answer_usage(
         }
         ErrorKind::MissingRequiredArgument => answer_missing(error, &called),
         ErrorKind::ValueValidation => answer_value(error),
-        ErrorKind::ArgumentConflict => answer_conflict(&called),
+        ErrorKind::ArgumentConflict => answer_conflict(error, &called),
         _ => None,
     }
 }
 
 /// Answers flags of a command that exclude each other.
-fn answer_conflict(called: &Called<'_>) -> Option<String> {
-    if called.name != "plan" || called.typed_value("hours").is_none() {
+fn answer_conflict(error: &clap::Error, called: &Called<'_>) -> Option<String> {
+    let first = text_of(error, ContextKind::InvalidArg)?;
+    let second = text_of(error, ContextKind::PriorArg)?;
+    let other = match (first.starts_with("--hours"), second.starts_with("--hours")) {
+        (true, false) => second,
+        (false, true) => first,
+        _ => return None,
+    };
+    if called.name != "plan" {
         return None;
     }
-    Some(
-        "--hours chooses a recipe for the images of --shards on this machine, so it takes no recipe and no \
-         other machine: leave out --hours to estimate those; `ocelli pretrain --recipe RECIPE --hours HOURS` \
-         fits any recipe into a time"
-            .into(),
-    )
+    let flag = other.split_whitespace().next()?;
+    Some(format!(
+        "--hours chooses a recipe for the images of --shards on this machine, so it does not take {flag}: \
+         leave out --hours to estimate a recipe; `ocelli pretrain --recipe RECIPE --hours HOURS` fits one \
+         into a time"
+    ))
 }
 
 /// Returns the text of a part of `error`.

@@ -137,7 +137,7 @@ impl EndedRun<'_> {
             commands.push(format!("export --checkpoint {workdir} --format {name} --out {out}{overwrite}"));
         }
         let head = trained_head(&self.plan.recipe);
-        if head == Some(HeadKind::Classifier) {
+        if head == Some(HeadKind::Classifier) && check_export(&self.plan.recipe, Format::Onnx).is_ok() {
             // The card beside the file has a program that prints the class of an image.
             let path = self.workdir.join("probabilities.onnx");
             let out = shell_quote(&path.display().to_string());

@@ -54,20 +54,21 @@ pub(crate) fn load_recipe(
         (loaded, _) => loaded?,
     };
     take_shards(&mut recipe, overrides, shards)?;
-    check_hints(&recipe, initial)?;
+    // A run that has begun does not read its weights again.
+    if recipe.init.is_none() && !workdir.join("plan.toml").exists() {
+        check_hints(initial)?;
+    }
     Ok(recipe)
 }
 
-/// Checks that facts about weights are stated only for a run of `recipe` that begins with some.
-pub(crate) fn check_hints(recipe: &Recipe, initial: &Initial) -> anyhow::Result<()> {
-    let has_weights = initial.weights.is_some() || recipe.init.is_some();
-    if initial.hints.is_empty() || has_weights {
+/// Checks that facts about weights are stated only where `initial` has weights.
+pub(crate) fn check_hints(initial: &Initial) -> anyhow::Result<()> {
+    if initial.hints.is_empty() || initial.weights.is_some() {
         return Ok(());
     }
     bail!(
-        "--network, --source, --heads, --normalization, --norm-epsilon and --bits state facts about initial \
-         weights, and recipe {} begins with random ones: leave them out, or give the weights",
-        recipe.name
+        "--network, --source, --heads, --normalization, --norm-epsilon and --bits state facts about the \
+         weights of --init or --checkpoint, and there are none: leave them out, or give the weights"
     )
 }
 
@@ -198,7 +199,7 @@ fn warn_of_few_images(plan: &Plan, workdir: &Path) {
     if !steps(&workdir.join("checkpoints")).is_empty() {
         return;
     }
-    if let Some(warning) = few_images_warning(plan) {
+    if let Some(warning) = few_images_warning(plan, false) {
         say(format!("warning: {warning}"));
     }
 }

@@ -111,6 +111,14 @@ pub enum SessionError {
         /// The setting with which it began.
         heads: bool,
     },
+    /// The run began with another network of its weights.
+    #[error("the run in {} started from another network of its weights, {network}: choose another --workdir", workdir.display())]
+    BeganWithNetwork {
+        /// The work directory.
+        workdir: PathBuf,
+        /// The network with which it began.
+        network: String,
+    },
     /// Weights do not fit the backbone of the recipe.
     #[error("{} does not fit recipe {recipe}: {reason}", path.display())]
     DoesNotFit {

@@ -99,6 +99,7 @@ pub(crate) fn prepare(
         recipe.init = Some(InitConfig {
             weights: path.display().to_string(),
             fingerprint: String::new(),
+            network: initial.hints.network.clone().or(before.and_then(|init| init.network.clone())),
             heads: before.is_some_and(|init| init.heads),
             first_layer: before.and_then(|init| init.first_layer),
         });
@@ -264,6 +265,12 @@ fn open_weights(recipe: &mut Recipe, workdir: &Path, hints: &Hints) -> Result<Be
                 heads: recorded.heads,
             });
         }
+        if init.network.is_some() && recorded.network != init.network {
+            return Err(SessionError::BeganWithNetwork {
+                workdir: workdir.to_path_buf(),
+                network: recorded.network.unwrap_or_else(|| "the one that their method evaluates".into()),
+            });
+        }
         recipe.init = Some(recorded);
         return Ok(Beginning::default());
     }
@@ -274,10 +281,8 @@ fn open_weights(recipe: &mut Recipe, workdir: &Path, hints: &Hints) -> Result<Be
     let read = read_fitted(&path, init, recipe, hints)?;
     warn_of_pixels(&path, &read.preprocessing.pixels, &recipe.data);
     warn_of_decoding(&path, read.preprocessing.decoding, &recipe.data);
-    if trained_head(recipe).is_some()
-        && let Some(head) = read.unused_head
-    {
-        head.report(&path);
+    if let (Some(trained), Some(unused)) = (trained_head(recipe), &read.unused_head) {
+        unused.report(&path, trained);
     }
     // The choice is recorded only if it had an effect.
     let first_layer = init.first_layer.filter(|_| read.n_channels != recipe.data.channels);
@@ -309,10 +314,10 @@ fn read_fitted(
     hints: &Hints,
 ) -> Result<FittedWeights, SessionError> {
     let backbone = if init.heads {
-        Backbone::open_with_heads(path, hints.network.as_deref())
+        Backbone::open_with_heads(path, init.network.as_deref())
             .map_err(|source| SessionError::InitialHeads { source: Box::new(source) })?
     } else {
-        Backbone::open(path, hints)?
+        Backbone::open(path, &Hints { network: init.network.clone(), ..hints.clone() })?
     };
     let head_shapes = backbone.head_shapes();
     let unused_head = if init.heads { None } else { UnusedHead::find(&backbone) };
@@ -356,18 +361,28 @@ impl UnusedHead {
         Some(Self { kind, can_be_kept: backbone.manifest.is_some() })
     }
 
-    /// Reports that the head of the weights in `path` is left out.
-    fn report(&self, path: &Path) {
-        let kind = match self.kind {
-            HeadKind::Classifier => "classifier",
-            HeadKind::Decoder => "decoder",
-        };
-        let way = if self.can_be_kept {
+    /// Reports that the head of the weights in `path` is left out by a run that trains one of the
+    /// kind `trained`.
+    fn report(&self, path: &Path, trained: HeadKind) {
+        let way = if self.can_be_kept && self.kind == trained {
             "; --set init.heads=true keeps it, if the classes are the same"
         } else {
             ""
         };
-        tracing::info!("a new {kind} is trained: that of {} is left out{way}", path.display());
+        tracing::info!(
+            "a new {} is trained: the {} of {} is left out{way}",
+            head_name(trained),
+            head_name(self.kind),
+            path.display()
+        );
+    }
+}
+
+/// Returns the word for a head.
+fn head_name(kind: HeadKind) -> &'static str {
+    match kind {
+        HeadKind::Classifier => "classifier",
+        HeadKind::Decoder => "decoder",
     }
 }
 

@@ -68,6 +68,12 @@ impl Backbone {
                 },
             });
         }
+        if !(Hints { network: None, ..hints.clone() }).is_empty() {
+            tracing::warn!(
+                "{} is a run, which states all facts about its weights: those that are given are not used",
+                path.display()
+            );
+        }
         // Opened once: a running job may write another checkpoint meanwhile.
         let checkpoint = open_result(path)?;
         let (tensors, network_name) = checkpoint.backbone(hints.network.as_deref())?;
@@ -182,7 +188,11 @@ pub fn model_of(path: &Path, hints: &Hints) -> Result<ModelConfig, SessionError>
     if weights::is_weights(path) {
         Ok(weights::read(path, hints)?.model)
     } else {
-        Ok(open_result(path)?.manifest.plan.recipe.model)
+        let checkpoint = open_result(path)?;
+        if hints.network.is_some() {
+            checkpoint.evaluated(hints.network.as_deref())?;
+        }
+        Ok(checkpoint.manifest.plan.recipe.model)
     }
 }
 

@@ -367,7 +367,13 @@ fn the_network_and_the_head_of_weights_are_named() {
     let fingerprints =
         ["teacher", "student"].map(|run| plan(&world, run)["recipe"]["init"]["fingerprint"].clone());
     assert_ne!(fingerprints[0], fingerprints[1], "both began with the same weights");
-    let stderr = fails(&finetune(&world, "dino", "none", &["--network", "other"]), 3);
+    // The network is in the plan.
+    let longer = ["--lengthen", "--set", "optim.length={steps=13}"];
+    ok(&finetune(&world, "dino", "student", &[&longer[..], &["--baseline"]].concat()));
+    let other = [&longer[..], &["--network", "teacher"]].concat();
+    let stderr = fails(&finetune(&world, "dino", "student", &other), 2);
+    check_message(&format!("{NAME}.other"), &lines_with(&stderr, "another network"));
+    let stderr = fails(&finetune(&world, "dino", "none", &["--network", "other"]), 2);
     check_message(&format!("{NAME}.unknown"), &lines_with(&stderr, "other"));
 
     let stderr = ok(&finetune(&world, "teacher", "again", &[]));

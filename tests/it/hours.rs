@@ -325,7 +325,7 @@ fn planned_choice(world: &World, more: &[&str]) -> Value {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 10, "{text}");
     assert_eq!(subjects(lines[..5].iter().copied()), SUBJECTS, "{text}");
-    assert!(lines[4].contains("nobody has measured more than 1,000"), "{text}");
+    assert!(lines[4].contains("the longest published run has 800"), "{text}");
     assert!(lines[5].starts_with("warning: 60 images may be too few "), "{text}");
     assert_eq!(lines[6], "", "{text}");
     let choice = json_of(&output);

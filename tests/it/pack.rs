@@ -143,10 +143,16 @@ fn lists_state_several_classes() {
     let table = "path,tags\ni0.png,\"[\"\"red\"\", \"\"green\"\", \"\"red\"\"]\"\ni1.png,red\ni2.png,[]\n\
                  i3.png,\ni4.png,\"[{\"\"box\"\": 1}]\"\n";
     std::fs::write(world.path("table.csv"), table).unwrap();
-    for list in ["lines.jsonl", "table.csv"] {
-        let out = world.text(&format!("packed-{list}"));
+    for (list, column) in [("lines.jsonl", "tags"), ("table.csv", "tags"), ("table.csv", "labels")] {
+        let text = std::fs::read_to_string(world.path(list)).unwrap();
+        std::fs::write(world.path(list), text.replace("tags", column)).unwrap();
+        let out = world.text(&format!("packed-{column}-{list}"));
         let path = world.text(list);
-        ok(&world.ocelli(&["shards", "pack", &path, "--label-column", "tags", "--out", &out]));
+        let args = ["shards", "pack", &path, "--label-column", column, "--out", &out, "--json"];
+        let output = world.ocelli(&args);
+        let stderr = ok(&output);
+        assert!(stderr.contains("1 value in the column of classes, such as {\"box\":1}, state"), "{stderr}");
+        assert_eq!(json_of(&output)["classes"], 2, "an image of two classes adds none");
         assert_eq!(std::fs::read_to_string(format!("{out}/classes.txt")).unwrap(), "green\nred\n");
         let dataset = open(&world, &out).unwrap();
         let mut classes = std::collections::BTreeMap::new();
@@ -163,6 +169,18 @@ fn lists_state_several_classes() {
         ];
         assert_eq!(classes.into_values().collect::<Vec<_>>(), expected, "{list}");
     }
+    // Of several columns, the first that is not empty has the class.
+    let table =
+        "path,label,labels\ni0.png,,\"[\"\"red\"\"]\"\ni1.png,blue,\"[\"\"red\"\"]\"\ni2.png,\"[0,1,0]\",\n";
+    std::fs::write(world.path("both.csv"), table).unwrap();
+    let out = world.text("both");
+    let stderr = ok(&world.ocelli(&["shards", "pack", &world.text("both.csv"), "--out", &out]));
+    check_message("pack::lists_state_several_classes.flags", &lines_with(&stderr, "lists of 0 and 1"));
+    assert_eq!(std::fs::read_to_string(format!("{out}/classes.txt")).unwrap(), "0\n1\nblue\nred\n");
+    std::fs::write(world.path("broken.jsonl"), r#"{"path": "i0.png", "label": ["a\nb"]}"#).unwrap();
+    let output =
+        world.ocelli(&["shards", "pack", &world.text("broken.jsonl"), "--out", &world.text("broken")]);
+    check_message("pack::lists_state_several_classes.broken", &fails(&output, 2));
     std::fs::write(world.path("python.csv"), "path,label\ni1.png,red\ni0.png,\"['red', 'green']\"\n")
         .unwrap();
     let output = world.ocelli(&["shards", "pack", &world.text("python.csv"), "--out", &world.text("python")]);

@@ -108,7 +108,8 @@ fn columns_and_several_classes_of_a_list_of_urls_are_kept() {
         format!(
             r#"{{"url": "{}", "labels": ["red", "blue"], "license": "CC0", "score": 0.5,"#,
             server.url("00000000.jpg")
-        ) + r#" "page": "https://user:pw@host/a?token=secret"}"#,
+        ) + r#" "page": "https://user:pw@host/a?token=secret", "caption": "see https://user:pw@host/b","#
+            + r#" "more": [{"page": "https://user:pw@host/a?token=secret"}]}"#,
         format!(r#"{{"url": "{}", "labels": []}}"#, server.url("00000001.jpg")),
     ];
     fs::write(world.path("list.jsonl"), list.join("\n")).unwrap();
@@ -127,11 +128,27 @@ fn columns_and_several_classes_of_a_list_of_urls_are_kept() {
         n_labeled += 1;
         assert_eq!(classes, ["1", "0"]);
         assert_eq!((&columns["license"], &columns["score"]), (&"CC0".into(), &0.5.into()));
-        let page = columns["page"].as_str().unwrap();
-        assert!(page.starts_with("https://") && !page.contains("secret") && !page.contains("pw"), "{page}");
+        let text = columns.to_string();
+        assert!(text.contains("https://") && !text.contains("secret") && !text.contains("pw@"), "{text}");
+        let caption = String::from_utf8(member(&members, "txt").to_vec()).unwrap();
+        assert!(caption.starts_with("see https://") && !caption.contains("pw"), "{caption}");
         assert_eq!(columns["labels"], serde_json::json!(["red", "blue"]));
     }
     assert_eq!(n_labeled, 1);
+
+    // A row that failed has the same classes when it is packed again.
+    let url = server.url("late.jpg");
+    fs::write(world.path("late.csv"), format!("url,tags\n{url},\"[\"\"red\"\", \"\"blue\"\"]\"\n")).unwrap();
+    let tags = ["--label-column", "tags"];
+    let output = pack(&world, &world.text("late.csv"), "late", &tags);
+    assert_eq!(output.status.code(), Some(3), "every row has failed");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("/classes.txt --label-column tags --out"), "{text}");
+    fs::copy(world.path("www/train-000000/00000000.jpg"), world.path("www/train-000000/late.jpg")).unwrap();
+    let summary = report(&pack(&world, &world.text("late/failures.jsonl"), "again", &tags));
+    assert_eq!(summary["fetched"], 1);
+    let shard = Shard::open(&world.path("again/train-000000.tar")).unwrap();
+    assert_eq!(shard.classes(0).unwrap(), ["1", "0"]);
 }
 
 /// A job whose shard was removed fetches only that one; another job is rejected; the list of

@@ -134,8 +134,9 @@ fn write_lists(path: &Path, images: &[Vec<u8>]) {
     column.typed::<ByteArrayType>().write_batch(&images, None, None).unwrap();
     column.close().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
-    let definitions = [3, 3, 1, 0, 3];
-    let repetitions = [0, 1, 0, 0, 0];
+    // A list may hold a value that is not known.
+    let definitions = [3, 3, 1, 0, 2, 3];
+    let repetitions = [0, 1, 0, 0, 0, 1];
     column.typed::<Int64Type>().write_batch(&[1, 0, 1], Some(&definitions), Some(&repetitions)).unwrap();
     column.close().unwrap();
     group.close().unwrap();

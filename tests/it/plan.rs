@@ -1,12 +1,12 @@
 use std::path::Path;
 
-use crate::messages::check_message;
+use crate::messages::{check_message, lines_with};
 use ranks::topology::Sharding;
 use trainer::Recipe;
 use trainer::cost::model_cost;
 use trainer::estimate::{Gpu, Placement};
 
-use crate::support::{fails, ok, program};
+use crate::support::{World, fails, ok, program};
 
 fn plan(args: &[&str]) -> std::process::Output {
     program().arg("plan").args(args).output().unwrap()
@@ -280,4 +280,28 @@ fn planned_memory_of_kept_graphs_matches_the_measured_one() {
         let planned = large[1] - small[1];
         assert!((peak - planned).abs() < 0.06 * planned, "{variant:?}: {peak} bytes, planned {planned}");
     }
+}
+
+/// A plan tells when there are few images for a network, from random weights or from others.
+#[test]
+fn few_images_are_told() {
+    let world = World::new(40);
+    ok(&world.pretrain("run", &["--set", "optim.length={steps=2}"]));
+    let run = world.text("run");
+    for (name, args) in [
+        ("random", &["--recipe", "lejepa_cifar", "--images", "299"][..]),
+        ("large", &["--recipe", "dino_vits16", "--images", "99999"]),
+        (
+            "weights",
+            &["--recipe", "lejepa_cifar", "--images", "299", "--set", "model=from_init", "--init", &run],
+        ),
+    ] {
+        let output = world.ocelli(&[&["plan"], args].concat());
+        ok(&output);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        check_message(&format!("plan::few_images_are_told.{name}"), &lines_with(&text, "may be too few"));
+    }
+    let enough = world.ocelli(&["plan", "--recipe", "lejepa_cifar", "--images", "300"]);
+    ok(&enough);
+    assert!(!String::from_utf8_lossy(&enough.stdout).contains("too few"), "{enough:?}");
 }

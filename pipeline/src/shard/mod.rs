@@ -28,7 +28,7 @@ pub use tar::text_of_name;
 const CLASS_EXTENSIONS: [&str; 3] = ["cls", "cls2", "output.cls"];
 
 /// Maximum length of a member that holds classes, in bytes.
-const MAX_CLASS_BYTES: u64 = 64 << 10;
+pub const MAX_CLASS_BYTES: u64 = 64 << 10;
 
 /// Maximum length of a `.json` member that is searched for classes, in bytes.
 const MAX_JSON_BYTES: u64 = 1 << 20;
@@ -356,15 +356,10 @@ pub type Columns = serde_json::Map<String, serde_json::Value>;
 /// Returns the value of `label`, or else of `labels`, in the columns of a sample: a number or a
 /// text, or a list of them.
 pub fn classes_of(columns: &Columns) -> Vec<String> {
-    let stated = columns.get("label").or_else(|| columns.get("labels"));
-    stated.map(classes_of_value).unwrap_or_default()
-}
-
-/// Returns the classes that `value` states: a number or a text, or a list of them.
-pub fn classes_of_value(value: &serde_json::Value) -> Vec<String> {
-    let values = match value {
-        serde_json::Value::Array(values) => values.as_slice(),
-        value => std::slice::from_ref(value),
+    let values = match columns.get("label").or_else(|| columns.get("labels")) {
+        Some(serde_json::Value::Array(values)) => values.as_slice(),
+        Some(value) => std::slice::from_ref(value),
+        None => &[],
     };
     distinct(values.iter().filter_map(class_from_value))
 }

@@ -70,6 +70,9 @@ impl Layout<'_> {
         };
         let mut classes = Vec::new();
         for element in list.elements() {
+            if matches!(element, Field::Null) {
+                continue;
+            }
             classes.push(self.class_name(class_text(element)?));
         }
         Some(classes.join("\n"))

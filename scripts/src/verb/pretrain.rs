@@ -16,6 +16,7 @@ use serde_json::json;
 use session::{Initial, ScoringProbe, Session, trained_head};
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
+use trainer::run::status::Status;
 use trainer::{Length, Plan, Recipe};
 use weights::Format;
 
@@ -109,7 +110,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         recipe.optim.length = Length::from_hours(hours);
     }
     if trained_head(&recipe).is_some() && recipe.data.validation.is_some_and(|share| share > 0.0) {
-        if args.workdir.join("plan.toml").exists() {
+        if let Ok(run) = Status::read(&args.workdir)
+            && run.plan.recipe.data.validation.is_some_and(|share| share > 0.0)
+        {
             bail!(
                 "{} holds a run of `ocelli finetune`: continue it with that command, or choose another \
                  --workdir",
@@ -205,6 +208,7 @@ fn chosen_recipe(args: &Args, initial: Initial, storage: &Storage) -> anyhow::Re
     if initial.fork.is_some() {
         bail!("--fork needs a recipe, such as that of the run: --recipe RUN/plan.toml");
     }
+    check_hints(&initial)?;
     // The flags have one where they have no recipe.
     let hours = args.hours.unwrap_or_default();
     let launch = compute::launch()?;
@@ -217,8 +221,6 @@ fn chosen_recipe(args: &Args, initial: Initial, storage: &Storage) -> anyhow::Re
     }
     let device = args.compute.open(&launch)?;
     let advice = recipes::choose(hours, &args.shards, &args.overrides, &initial, &device, storage)?;
-    // Weights are not left out in a choice.
-    check_hints(&advice.recipe, &initial)?;
     for line in &advice.lines {
         say(format!("note: {line}"));
     }

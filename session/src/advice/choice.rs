@@ -20,7 +20,9 @@ use trainer::{Length, Plan, Recipe, TrainError};
 
 use super::images::Images;
 use super::speed::Speed;
-use super::table::{CANDIDATES, Candidate, Given, MOST_KNOWN_EPOCHS, Role, SMALL_PX, few_images_warning_for};
+use super::table::{
+    CANDIDATES, Candidate, Given, LONGEST_PUBLISHED_EPOCHS, Role, SMALL_PX, few_images_warning_for,
+};
 use crate::data::open_sampled;
 use crate::error::SessionError;
 use crate::frozen;
@@ -340,10 +342,10 @@ fn lines(wish: &Wish<'_>, situation: &Situation, estimates: &[Estimate], index: 
     };
     let length_reason = if is_too_short {
         format!("fewer than {} may help little: give more hours, if you can", rounded(candidate.least_epochs))
-    } else if *epochs > MOST_KNOWN_EPOCHS {
+    } else if *epochs > LONGEST_PUBLISHED_EPOCHS {
         format!(
-            "nobody has measured more than {}: fewer hours, or more images, may do as well",
-            rounded(MOST_KNOWN_EPOCHS)
+            "the longest published run has {}: fewer hours, or more images, may do as well",
+            rounded(LONGEST_PUBLISHED_EPOCHS)
         )
     } else {
         candidate.evidence.to_string()

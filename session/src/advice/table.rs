@@ -89,9 +89,8 @@ const UNMEASURED_LEAST_IMAGES_DINO: u64 = 100_000;
 /// network.
 const UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS: u64 = LEAST_IMAGES;
 
-/// Epochs beyond which nobody has measured anything: the published run of
-/// `lejepa_vits8_imagenette` has 800 (its header).
-pub(super) const MOST_KNOWN_EPOCHS: f64 = 1000.0;
+/// Epochs of the longest published run of a candidate, `lejepa_vits8_imagenette` (its header).
+pub(super) const LONGEST_PUBLISHED_EPOCHS: f64 = 800.0;
 
 /// Epochs of `lejepa_cifar` at 32 px on 10,000 images of CIFAR-10 that score k-NN 38.8 and 39.1
 /// (docs/methods.md); a random network scores 29.8.
@@ -361,12 +360,13 @@ impl Candidate {
     }
 }
 
-/// Returns a warning if the images of `plan` are fewer than are advised for a network of its size,
-/// from random weights or from others.
-pub fn few_images_warning(plan: &Plan) -> Option<String> {
+/// Returns a warning if the images of `plan` are fewer than are advised for a network of its size.
+/// `begins_with_weights` tells whether its run begins with weights that its recipe does not name.
+pub fn few_images_warning(plan: &Plan, begins_with_weights: bool) -> Option<String> {
     let recipe = &plan.recipe;
     // A frozen network's weights are learned by the one that is trained.
-    let has_weights = recipe.init.is_some() || !recipe.method.clone().frozen().is_empty();
+    let is_taught = !recipe.method.clone().frozen().is_empty();
+    let has_weights = begins_with_weights || recipe.init.is_some() || is_taught;
     few_images_warning_for(recipe, has_weights, plan.n_samples)
 }
 
@@ -382,12 +382,12 @@ pub(super) fn few_images_warning_for(recipe: &Recipe, has_weights: bool, n_image
     let evidence = if n_params < SMALL_PARAMS && least_images == LEAST_IMAGES {
         format!("the smallest set that was measured has {least} (docs/small.md)")
     } else {
-        format!("{least} or more are advised, a guess that is not measured (docs/small.md)")
+        format!("{least} or more are advised, a guess that is not measured (docs/hours.md)")
     };
     Some(if has_weights {
         format!(
-            "{images} may be too few to train weights further: {evidence}; the weights may be better as they \
-             are, which `ocelli probe` tells"
+            "{images} may be too few to improve on the weights that are given: {evidence}; they may be better \
+             as they are, which `ocelli probe` tells"
         )
     } else {
         let params = params_in_words(n_params);

@@ -20,9 +20,9 @@ pub(super) fn print(args: &Args, hours: f64, storage: &Storage) -> anyhow::Resul
     recipes::check_length(args.hours, &args.overrides)?;
     let initial =
         Initial { weights: args.init.clone(), hints: hints_for_run(&args.weights)?, ..Initial::default() };
+    check_hints(&initial)?;
     let device = DeviceFlag::default().open()?;
     let advice = recipes::choose(hours, &args.shards, &args.overrides, &initial, &device, storage)?;
-    check_hints(&advice.recipe, &initial)?;
     for line in &advice.lines {
         print_paragraph(0, line);
     }

@@ -142,6 +142,12 @@ pub(super) fn check(args: &Args) -> anyhow::Result<()> {
              chooses a recipe for them"
         );
     }
+    if args.preset.is_some() && !args.weights.words().is_empty() {
+        bail!(
+            "a published model of --preset has no weights to state facts about: leave out {}",
+            args.weights.words().join(" ")
+        );
+    }
     let positive = [
         ("--tflops", args.tflops.unwrap_or(1.0)),
         ("--local-gb-s", args.local_gb_s.unwrap_or(1.0)),

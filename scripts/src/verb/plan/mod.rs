@@ -50,7 +50,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let settings = settings(args, recipe, ranks);
     let hardware = hardware::read_hardware(args, recipe, &model, &settings, ranks[0])?;
     print_networks(&model);
-    if let Some(warning) = plan.as_ref().and_then(few_images_warning) {
+    if let Some(plan) = &plan
+        && let Some(warning) = few_images_warning(plan, args.init.is_some())
+    {
         print_paragraph(0, &format!("warning: {warning}"));
     }
     print_paragraph(0, &hardware::describe(&hardware));
@@ -136,7 +138,9 @@ fn read_request(args: &Args) -> anyhow::Result<PlanRequest> {
     let mut recipe = recipes::load_with_model(&args.recipe, &args.overrides, |weights| {
         initial_model(&initial, None, weights).map_err(|error| error.to_string())
     })?;
-    check_hints(&recipe, &initial)?;
+    if recipe.init.is_none() {
+        check_hints(&initial)?;
+    }
     check_initial_weights(&recipe, &initial)?;
     open_frozen(&mut recipe, None)?;
     recipe.run.max_unit_parameters = args.max_unit_parameters.or(recipe.run.max_unit_parameters);

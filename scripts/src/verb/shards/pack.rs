@@ -10,6 +10,7 @@ use prep::names::{shard_list, shard_pattern};
 use prep::pack::{PackJob, Packed, no_images, pack};
 use prep::parts::Work;
 use prep::urls::{PackedUrls, WebRules, pack_urls};
+use report::shell_quote;
 
 use crate::console::say;
 use crate::parts::PartFlags;
@@ -71,8 +72,8 @@ pub(crate) struct Args {
     mut_arg("ignore_opt_out", |arg| arg.hide_short_help(true))
 )]
 struct WebFlags {
-    /// Fetch the URLs in the list's column `url`. The columns `label` and `caption` are kept if
-    /// present.
+    /// Fetch the URLs in the list's column `url`. All columns are kept; passwords and tokens in
+    /// addresses are not.
     #[arg(long, help_heading = "From the web")]
     urls: bool,
     /// Number of images to fetch at a time.
@@ -194,7 +195,7 @@ fn run_urls(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
         progress.set_message(format!("{n_failed} failed"));
     })?;
     drop(progress);
-    print_urls(args, &packed);
+    print_urls(args, job.columns, &packed);
     // Some rows always fail; if all fail, there is no data set.
     let is_part = matches!(job.work, Work::Part(_));
     let is_empty = packed.n_failed_in_all == packed.n_rows && !is_part;
@@ -202,7 +203,7 @@ fn run_urls(args: &Args, job: &PackJob<'_>) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints the counts of this command's share, and how to retry the rows that have failed.
-fn print_urls(args: &Args, packed: &PackedUrls) {
+fn print_urls(args: &Args, columns: &ColumnNames, packed: &PackedUrls) {
     let PackedUrls { n_fetched, n_failed, seconds, n_rows, n_failed_in_all, n_shards, n_empty, .. } = packed;
     out!(
         "{} fetched, {} failed; {:.1} MB in {} ({:.1} images/s)",
@@ -230,7 +231,12 @@ fn print_urls(args: &Args, packed: &PackedUrls) {
         if packed.has_class_names {
             same_classes = format!(" --classes {}", args.out.join("classes.txt").display());
         }
-        out!("to retry them: ocelli shards pack {list} --urls{same_classes} --out ...");
+        // Failed rows have all columns, and the address under `url`.
+        let mut same_label = String::new();
+        if let Some(label) = &columns.label {
+            same_label = format!(" --label-column {}", shell_quote(label));
+        }
+        out!("to retry them: ocelli shards pack {list} --urls{same_classes}{same_label} --out ...");
     }
     let n_existing = packed.n_existing();
     if n_existing > 0 {
