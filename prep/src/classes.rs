@@ -141,7 +141,8 @@ impl Classes {
     /// Returns the numbers of the classes in the lines of `text`, one a line, as in a class member.
     ///
     /// # Errors
-    /// As [`Classes::number`], and [`PrepError::TooManyClasses`] for more than such a member may hold.
+    /// As [`Classes::number`], and [`PrepError::TooManyClasses`] for more than such a member may
+    /// hold.
     pub fn numbers(&self, text: &str) -> Result<String, PrepError> {
         let mut numbers = Vec::new();
         for class in text.lines() {

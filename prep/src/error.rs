@@ -55,8 +55,8 @@ pub enum PrepError {
         /// Number of its classes.
         n: usize,
     },
-    /// A line of a list is not a JSON object with the name of an image, or states classes that cannot
-    /// be read.
+    /// A line of a list is not a JSON object with the name of an image, or states classes that
+    /// cannot be read.
     #[error("{}, line {line}: {reason}", path.display())]
     Line {
         /// The list.

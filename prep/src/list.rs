@@ -65,8 +65,9 @@ impl Target {
 }
 
 /// Reads the list at `path`. A column of `columns`, or else of the usual names, names the images;
-/// the class and a column `caption` are read if present, in upper or lower case. Several classes are
-/// a JSON list. A line of a `.txt` list is a file, or a file and its class, separated by a space.
+/// the class and a column `caption` are read if present, in upper or lower case. Several classes
+/// are a JSON list. A line of a `.txt` list is a file, or a file and its class, separated by a
+/// space.
 ///
 /// # Errors
 /// [`PrepError`] when the list cannot be read or has no such column, and for classes that cannot be

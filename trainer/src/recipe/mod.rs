@@ -362,8 +362,8 @@ pub struct InitConfig {
     /// weights. Set in a plan.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub fingerprint: String,
-    /// Network of the weights, if they hold several, such as student or teacher; by default, the one
-    /// that the method of their run evaluates.
+    /// Network of the weights, if they hold several, such as student or teacher; by default, the
+    /// one that the method of their run evaluates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
     /// Starts with the heads of the run that the weights come from, which must have the same sizes;
