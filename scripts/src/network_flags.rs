@@ -201,8 +201,8 @@ mod tests {
 
     #[test]
     fn words_of_flags_mean_the_same() {
-        let all = "--network student --source timm --heads 6 --normalization 0.5,0.5/0.25,0.25 --norm-epsilon 1e-6 --bits 16 \
-                   --bits-used 12 --no-data -9999";
+        let all = "--network student --source timm --heads 6 --normalization 0.5,0.5/0.25,0.25 --norm-epsilon \
+                   1e-6 --bits 16 --bits-used 12 --no-data -9999";
         assert_eq!(parse(all).words().join(" "), all);
         assert!(parse("").words().is_empty());
         let half = parse("--normalization half").words();

@@ -112,7 +112,10 @@ pub enum SessionError {
         heads: bool,
     },
     /// The run began with another network of its weights.
-    #[error("the run in {} started from another network of its weights, {network}: choose another --workdir", workdir.display())]
+    #[error(
+        "the run in {} started from another network of its weights, {network}: choose another --workdir",
+        workdir.display()
+    )]
     BeganWithNetwork {
         /// The work directory.
         workdir: PathBuf,
