@@ -47,10 +47,7 @@ pub enum PrepError {
         source: csv::Error,
     },
     /// An image has more classes than its class member may hold.
-    #[error(
-        "an image has {n} classes, more than are read: leave them out with another --label-column, or divide \
-         them among columns"
-    )]
+    #[error("an image has {n} classes, more than are read: name a column with fewer by --label-column")]
     TooManyClasses {
         /// Number of its classes.
         n: usize,

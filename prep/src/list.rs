@@ -258,8 +258,7 @@ impl<'a> LabelReader<'a> {
             Value::Bool(_) | Value::Number(_) => return Ok(canonical_class(&value.to_string())),
             value => std::slice::from_ref(value),
         };
-        let is_flag = |value: &Value| matches!(value.as_u64(), Some(0 | 1));
-        self.has_flags |= values.len() > 2 && values.iter().all(is_flag);
+        self.has_flags |= values.len() > 2 && values.iter().all(is_zero_or_one);
         let mut classes: Vec<String> = Vec::new();
         for value in values {
             let class = match value {
@@ -306,6 +305,10 @@ impl<'a> LabelReader<'a> {
             );
         }
     }
+}
+
+fn is_zero_or_one(value: &Value) -> bool {
+    matches!(value.as_u64(), Some(0 | 1))
 }
 
 fn read_json_lines(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {

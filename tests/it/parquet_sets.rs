@@ -151,10 +151,9 @@ fn lists_of_classes_are_classes() {
     write_lists(&world.path("lists.parquet"), &images);
     let name = world.text("lists.parquet");
     let out = world.text("unpacked");
-    let cache = [("OCELLI_CACHE", world.text("c"))];
-    let cache: Vec<(&str, &str)> = cache.iter().map(|(key, value)| (*key, value.as_str())).collect();
+    let cache = world.text("c");
     let subset = ["shards", "subset", &name, "--count", "4", "--label-column", "tags", "--out", &out];
-    ok(&world.ocelli_with(&subset, &cache));
+    ok(&world.ocelli_with(&subset, &[("OCELLI_CACHE", &cache)]));
     let set = open(&world, &out).unwrap();
     let mut classes = Vec::new();
     for id in (0..set.n_samples()).map(pipeline::SampleId) {

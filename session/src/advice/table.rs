@@ -412,16 +412,20 @@ fn least_images(recipe: &str, has_weights: bool, n_params: usize) -> u64 {
     if has_weights {
         return UNMEASURED_LEAST_IMAGES_WITH_WEIGHTS;
     }
-    let of_size = match n_params {
+    let least_for_size = match n_params {
         0..SMALL_PARAMS => LEAST_IMAGES,
         SMALL_PARAMS..LARGE_PARAMS => UNMEASURED_LEAST_IMAGES,
         LARGE_PARAMS.. => UNMEASURED_LEAST_IMAGES_LARGE,
     };
-    let candidates = CANDIDATES.iter().filter(|candidate| candidate.recipe == recipe);
-    let random = candidates.filter(|candidate| candidate.role == Role::FromRandom);
     // A recipe may be a candidate in several sizes.
-    let of_recipe = random.map(|candidate| candidate.least_images).min();
-    of_size.max(of_recipe.unwrap_or_default())
+    let mut least_for_recipe = None;
+    for candidate in &CANDIDATES {
+        if candidate.recipe == recipe && candidate.role == Role::FromRandom {
+            let least = candidate.least_images;
+            least_for_recipe = Some(least_for_recipe.map_or(least, |known: u64| known.min(least)));
+        }
+    }
+    least_for_size.max(least_for_recipe.unwrap_or_default())
 }
 
 #[cfg(test)]
