@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pipeline::words::thousands;
-use trainer::run::{Observer, Pace, Progress};
+use trainer::run::{Alert, Observer, Pace, Progress};
 
 use crate::console::{draws, line_every, say, say_progress, shows_progress};
 use crate::progress::{format_duration, format_time};
@@ -33,7 +33,8 @@ pub(crate) struct RunProgress {
     estimated_step_s: Option<f64>,
     last_line: Instant,
     newest_score: Option<String>,
-    warned: HashSet<String>,
+    /// Subjects of the alerts that have been shown.
+    alerted: HashSet<String>,
     rank: usize,
     prefix: String,
     /// Function to call once the run has begun, on rank 0.
@@ -96,7 +97,7 @@ impl RunProgress {
             estimated_step_s: None,
             last_line: Instant::now(),
             newest_score: None,
-            warned: HashSet::new(),
+            alerted: HashSet::new(),
             on_start: None,
             on_training: None,
         }
@@ -199,12 +200,6 @@ fn run_bar(total_steps: u64, step: u64) -> ProgressBar {
     }
 }
 
-/// Returns `true` for characters that are not part of a number: numbers differ between equal
-/// warnings.
-fn is_word(c: &char) -> bool {
-    !c.is_ascii_digit() && *c != '.'
-}
-
 impl Observer for RunProgress {
     fn started(&mut self, step: u64, total_steps: u64) {
         if let Some(f) = self.on_training.take() {
@@ -252,16 +247,13 @@ impl Observer for RunProgress {
     }
 
     fn warned(&mut self, message: &str) {
-        // A warning that is repeated is printed once, even if it names other steps.
-        let text = message.split_once(": ").map_or(message, |(_, rest)| rest);
-        let kind: String = text.chars().filter(is_word).take(24).collect();
-        if self.warned.insert(kind) {
-            self.say(&format!("warning: {}{message}", self.prefix));
-        }
+        self.say(&format!("warning: {}{message}", self.prefix));
     }
 
-    fn happened(&mut self, message: &str) {
-        self.say(&format!("warning: {}{message}", self.prefix));
+    fn alerted(&mut self, alert: &Alert) {
+        if self.alerted.insert(alert.subject.clone()) {
+            self.warned(&alert.text);
+        }
     }
 
     fn probing(&mut self, _step: u64) {
@@ -290,6 +282,8 @@ impl Observer for RunProgress {
 
 #[cfg(test)]
 mod tests {
+    use trainer::run::Concern;
+
     use super::*;
 
     #[test]
@@ -318,6 +312,20 @@ mod tests {
         let numbers = progress.numbers(p);
         assert!(numbers.chars().count() <= 80, "{numbers}");
         assert!(numbers.contains("347 images/s  data wait 1 min 55 s  epoch"), "{numbers}");
+    }
+
+    /// Of the alerts about a rank, one is shown, whatever other ranks do.
+    #[test]
+    fn alerts_are_shown_once_for_each_subject() {
+        let mut progress = RunProgress::new(0, 4);
+        for (step, rank) in [(10, 1), (20, 2), (30, 1)] {
+            let text = format!("step {step}: rank {rank} slows the others down");
+            let subject = format!("rank {rank}");
+            progress.alerted(&Alert { concern: Concern::SlowRank, subject, text });
+        }
+        let mut shown: Vec<&String> = progress.alerted.iter().collect();
+        shown.sort();
+        assert_eq!(shown, ["rank 1", "rank 2"]);
     }
 
     #[test]

@@ -310,8 +310,8 @@ impl Plan {
         self.n_due(self.recipe.run.probe_every_steps, done)
     }
 
-    /// Returns the number of steps of the run, after the first `done`, that are followed by what is
-    /// due every `every` steps, or at the end only if that is 0, and after the last step.
+    /// Returns how often what is due every `every` steps happens after the first `done`: always
+    /// after the last step, and only then if `every` is 0.
     pub fn n_due(&self, every: u64, done: u64) -> u64 {
         if done >= self.total_steps {
             return 0;

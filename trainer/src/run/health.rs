@@ -26,6 +26,24 @@ pub enum Concern {
     Kernels,
 }
 
+/// Warning after a row of metrics, which may be repeated after the next ones.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Alert {
+    /// What the warning is about.
+    pub concern: Concern,
+    /// What was seen, and where: texts of alerts with the same subject differ only in numbers.
+    pub subject: String,
+    /// Text for people.
+    pub text: String,
+}
+
+impl Alert {
+    /// Creates an alert of a collapse, by what was seen.
+    fn collapse(subject: impl Into<String>, text: String) -> Self {
+        Self { concern: Concern::Collapse, subject: subject.into(), text }
+    }
+}
+
 /// Statistics of the evaluated network's embeddings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct FeatureHealth {
@@ -59,8 +77,8 @@ pub(crate) fn features(embeddings: Tensor<2>) -> FeatureHealth {
     FeatureHealth { std, effective_rank }
 }
 
-/// Returns warnings about signs of collapse; empty if there are none. `uninformed` is the loss at
-/// chance level, and every target has its mean entropy. There are no warnings before `grace_steps`.
+/// Returns alerts about signs of collapse; empty if there are none. `uninformed` is the loss at
+/// chance level, and every target has its mean entropy. There are no alerts before `grace_steps`.
 pub(crate) fn diagnose(
     step: u64,
     grace_steps: u64,
@@ -68,52 +86,52 @@ pub(crate) fn diagnose(
     uninformed: Option<f64>,
     targets: &[(TargetDistribution, f64)],
     features: FeatureHealth,
-) -> Vec<(Concern, String)> {
-    let mut warnings = Vec::new();
+) -> Vec<Alert> {
+    let mut alerts = Vec::new();
     if step < grace_steps {
-        return warnings;
+        return alerts;
     }
     if let Some(uninformed) = uninformed
         && step >= MIN_STEPS_TO_LEARN
         && (loss - uninformed).abs() < 0.005 * uninformed
     {
-        let warning = format!(
+        let text = format!(
             "the loss {loss:.4} is still at chance level ({uninformed:.4}): the network does \
              not learn; try a higher learning rate or lower temperatures"
         );
-        warnings.push((Concern::ChanceLevel, warning));
+        alerts.push(Alert { concern: Concern::ChanceLevel, subject: "loss".into(), text });
     }
     for (target, entropy) in targets {
         let TargetDistribution { uniform_entropy, sharpness_key, .. } = target;
         if *entropy > 0.995 * uniform_entropy {
-            let warning = format!(
+            let text = format!(
                 "the targets give every prototype the same probability: collapse to uniform; \
                  make the targets sharper (a lower {sharpness_key})"
             );
-            warnings.push((Concern::Collapse, warning));
+            alerts.push(Alert::collapse(format!("{} uniform", target.entropy), text));
         } else if *entropy < 0.01 && uninformed.is_some_and(|uninformed| loss < 0.05 * uninformed) {
-            let warning = format!(
+            let text = format!(
                 "the targets give one prototype all probability and the network predicts it: \
                  collapse to one output; make the targets softer (a higher {sharpness_key})"
             );
-            warnings.push((Concern::Collapse, warning));
+            alerts.push(Alert::collapse(format!("{} of one output", target.entropy), text));
         }
     }
     let FeatureHealth { std, effective_rank } = features;
     if std < 0.02 {
-        let warning = format!(
+        let text = format!(
             "all embeddings of a batch are nearly one vector (spread {std:.4} of 1): \
              the representation has collapsed"
         );
-        warnings.push((Concern::Collapse, warning));
+        alerts.push(Alert::collapse("spread of embeddings", text));
     }
     if effective_rank < 1.5 {
-        let warning = format!(
+        let text = format!(
             "the embeddings vary along only {effective_rank:.1} directions: the representation is collapsing"
         );
-        warnings.push((Concern::Collapse, warning));
+        alerts.push(Alert::collapse("rank of embeddings", text));
     }
-    warnings
+    alerts
 }
 
 #[cfg(test)]
@@ -134,29 +152,30 @@ mod tests {
         assert!(features(line).effective_rank < 1.5);
     }
 
-    /// Returns the warnings of step 300: the concern of each, and its text.
-    fn warnings_for(loss: f64, entropy: f64, features: FeatureHealth) -> Vec<(Concern, String)> {
+    /// Returns the alerts after step 300.
+    fn alerts_for(loss: f64, entropy: f64, features: FeatureHealth) -> Vec<Alert> {
         let target =
             TargetDistribution { entropy: "entropy", uniform_entropy: 8.0, sharpness_key: "method.temp" };
         diagnose(300, 10, loss, Some(8.0), &[(target, entropy)], features)
     }
 
     #[test]
-    fn each_kind_of_collapse_has_a_warning() {
+    fn each_kind_of_collapse_has_an_alert() {
         let healthy = FeatureHealth { std: 0.8, effective_rank: 30.0 };
         let collapsed = FeatureHealth { std: 0.001, effective_rank: 1.0 };
-        assert!(warnings_for(5.0, 4.0, healthy).is_empty());
-        assert_eq!(warnings_for(7.99, 4.0, healthy)[0].0, Concern::ChanceLevel);
+        assert!(alerts_for(5.0, 4.0, healthy).is_empty());
+        assert_eq!(alerts_for(7.99, 4.0, healthy)[0].concern, Concern::ChanceLevel);
         // Targets that are too soft, and those that are too sharp.
         for (loss, entropy, change) in [(6.0, 7.99, "lower method.temp"), (0.1, 0.001, "higher method.temp")]
         {
-            let (concern, warning) = warnings_for(loss, entropy, healthy).remove(0);
-            assert_eq!(concern, Concern::Collapse);
-            assert!(warning.contains(change), "{warning}");
+            let alert = alerts_for(loss, entropy, healthy).remove(0);
+            assert_eq!(alert.concern, Concern::Collapse);
+            assert!(alert.text.contains(change), "{}", alert.text);
         }
-        let (concern, warning) = warnings_for(5.0, 4.0, collapsed).remove(0);
-        assert_eq!(concern, Concern::Collapse);
-        assert!(warning.contains("the representation has collapsed"), "{warning}");
+        let alerts = alerts_for(5.0, 4.0, collapsed);
+        assert_eq!(alerts[0].concern, Concern::Collapse);
+        assert!(alerts[0].text.contains("the representation has collapsed"), "{alerts:?}");
+        assert_ne!(alerts[0].subject, alerts[1].subject, "the number of directions is another sign");
         assert!(diagnose(5, 10, 8.0, Some(8.0), &[], healthy).is_empty());
         assert!(diagnose(199, 10, 8.0, Some(8.0), &[], healthy).is_empty(), "too early to judge");
     }

@@ -9,6 +9,7 @@ use networks::tensor::NamedTensor;
 use pipeline::Dataset;
 
 use super::fault::Fault;
+use super::health::Alert;
 use super::labels::Labels;
 use crate::recipe::plan::Plan;
 
@@ -49,10 +50,10 @@ pub trait Observer {
     fn started(&mut self, step: u64, total_steps: u64);
     /// Called after every step.
     fn stepped(&mut self, progress: Progress);
-    /// Called with a warning that is shown once, even if it is repeated.
+    /// Called with a warning, which is shown.
     fn warned(&mut self, message: &str);
-    /// Called with an event that is shown each time.
-    fn happened(&mut self, message: &str);
+    /// Called with an alert after a row of metrics. Of those with the same subject, one is shown.
+    fn alerted(&mut self, alert: &Alert);
     /// Called before the probes of a step, on rank 0.
     fn probing(&mut self, step: u64);
     /// Called after a probe.
@@ -72,7 +73,7 @@ impl Observer for Quiet {
 
     fn warned(&mut self, _message: &str) {}
 
-    fn happened(&mut self, _message: &str) {}
+    fn alerted(&mut self, _alert: &Alert) {}
 
     fn probing(&mut self, _step: u64) {}
 

@@ -17,7 +17,7 @@ use super::evaluated::{Evaluated, evaluated_network};
 use super::health::Concern;
 use super::heartbeat::HeartbeatWriter;
 use super::job::{Observer, Progress};
-use super::metrics::{collapse_warnings, metrics_row};
+use super::metrics::{collapse_alerts, metrics_row};
 use super::source_counts::SourceCounts;
 use super::straggler::Stragglers;
 use super::telemetry::{ProductKernel, Telemetry};
@@ -94,7 +94,7 @@ impl Journal {
         if self.telemetry.is_some() {
             self.telemetry = Some(Telemetry::roll_back(workdir, next_step)?);
         }
-        self.record_warnings(step, &[(Concern::NotFinite, reason)])
+        self.record_warning(step, Concern::NotFinite, &reason)
     }
 
     /// Reports a step to the observer, before the `probes` that are due after it.
@@ -122,8 +122,8 @@ impl Journal {
         if !report.finite && trainer.topology().rank == 0 {
             let step = done - 1;
             let warning = format!("step {step}: loss or gradient is not finite; the step is skipped");
-            observer.happened(&warning);
-            self.record_warnings(step, &[(Concern::NotFinite, warning)])?;
+            observer.warned(&warning);
+            self.record_warning(step, Concern::NotFinite, &warning)?;
         }
         Ok(())
     }
@@ -144,22 +144,21 @@ impl Journal {
             // Only rank 0 has files.
             notices.iter_mut().for_each(|notice| *notice = format!("rank {rank}: {notice}"));
         }
-        notices.iter().for_each(|notice| observer.happened(notice));
+        for notice in &notices {
+            observer.warned(notice);
+            self.record_warning(step, Concern::Kernels, notice)?;
+        }
         let n_notices = notices.len() as f64;
-        let warnings: Vec<_> = notices.into_iter().map(|notice| (Concern::Kernels, notice)).collect();
-        self.record_warnings(step, &warnings)?;
         match &mut self.telemetry {
             Some(telemetry) => telemetry.write(step, &[("kernels/notices".into(), n_notices)]),
             None => Ok(()),
         }
     }
 
-    /// Records warnings in the files of the run.
-    fn record_warnings(&mut self, step: u64, warnings: &[(Concern, String)]) -> Result<(), TrainError> {
+    /// Records a warning in the files of the run.
+    fn record_warning(&mut self, step: u64, concern: Concern, text: &str) -> Result<(), TrainError> {
         match &mut self.telemetry {
-            Some(telemetry) => {
-                warnings.iter().try_for_each(|(concern, warning)| telemetry.warn(step, *concern, warning))
-            }
+            Some(telemetry) => telemetry.warn(step, concern, text),
             None => Ok(()),
         }
     }
@@ -217,10 +216,12 @@ impl Journal {
         row.extend(lateness.row);
         row.extend(self.source_counts.after(done));
         if trainer.topology().rank == 0 {
-            let mut warnings = collapse_warnings(plan, step, report, &row, method);
-            warnings.extend(lateness.warnings.into_iter().map(|warning| (Concern::SlowRank, warning)));
-            warnings.iter().for_each(|(_, warning)| observer.warned(warning));
-            self.record_warnings(step, &warnings)?;
+            let mut alerts = collapse_alerts(plan, step, report, &row, method);
+            alerts.extend(lateness.alerts);
+            for alert in &alerts {
+                observer.alerted(alert);
+                self.record_warning(step, alert.concern, &alert.text)?;
+            }
         }
         let mut watched = None;
         if probing {

@@ -2,7 +2,7 @@
 
 use burn_tensor::Tensor;
 
-use super::health::{self, Concern};
+use super::health::{self, Alert};
 use crate::method::{MATCH_LOSS, Method};
 use crate::recipe::plan::Plan;
 use crate::schedule::ScheduledValues;
@@ -45,13 +45,13 @@ pub(crate) fn metrics_row(
 }
 
 /// Returns the warnings of a collapse that follow from the row.
-pub(crate) fn collapse_warnings(
+pub(crate) fn collapse_alerts(
     plan: &Plan,
     step: u64,
     report: &StepReport,
     row: &[(String, f64)],
     method: &dyn Method,
-) -> Vec<(Concern, String)> {
+) -> Vec<Alert> {
     let mut health = health::FeatureHealth { std: 1.0, effective_rank: f64::MAX };
     if method.judges_embeddings() {
         health.std = find_value(row, "health/feature_std").unwrap_or(health.std);
@@ -67,8 +67,11 @@ pub(crate) fn collapse_warnings(
     }
     // Other terms of a method's loss do not show whether the trained network predicts its targets.
     let loss = find_value(row, MATCH_LOSS).unwrap_or(report.loss);
-    let warnings = health::diagnose(step, grace_steps, loss, uninformed, &targets, health);
-    warnings.into_iter().map(|(concern, warning)| (concern, format!("step {step}: {warning}"))).collect()
+    let mut alerts = health::diagnose(step, grace_steps, loss, uninformed, &targets, health);
+    for alert in &mut alerts {
+        alert.text = format!("step {step}: {}", alert.text);
+    }
+    alerts
 }
 
 /// Returns the value `name` of a row.
@@ -80,6 +83,7 @@ fn find_value(row: &[(String, f64)], name: &str) -> Option<f64> {
 mod tests {
     use super::*;
     use crate::conformance::{pair, plans};
+    use crate::run::Concern;
     use crate::step::{Phases, Votes};
 
     /// A collapse to uniform targets is reported for every method with prototypes, whatever the
@@ -101,11 +105,11 @@ mod tests {
                 votes: Votes::default(),
             };
             let sharp_row = [(target.entropy.to_string(), uniform / 2.0)];
-            let warnings = collapse_warnings(&plan, 100, &report, &sharp_row, method.as_ref());
-            assert!(warnings.is_empty(), "{}", pair(&plan));
+            let alerts = collapse_alerts(&plan, 100, &report, &sharp_row, method.as_ref());
+            assert!(alerts.is_empty(), "{}", pair(&plan));
             let uniform_row = [(target.entropy.to_string(), uniform)];
-            let warnings = collapse_warnings(&plan, 100, &report, &uniform_row, method.as_ref());
-            let is_reported = warnings.iter().any(|(concern, _)| *concern == Concern::Collapse);
+            let alerts = collapse_alerts(&plan, 100, &report, &uniform_row, method.as_ref());
+            let is_reported = alerts.iter().any(|alert| alert.concern == Concern::Collapse);
             assert!(is_reported, "{}", pair(&plan));
             n_reported += 1;
         }

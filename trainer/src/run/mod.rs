@@ -26,7 +26,7 @@ mod validations;
 mod workdir;
 
 pub use duration::{format_duration, format_time};
-pub use health::Concern;
+pub use health::{Alert, Concern};
 pub use heartbeat::host_name;
 pub use job::{FrozenNetwork, Job, Observer, Outcome, Progress, Quiet};
 pub use journal::probes_left_s;

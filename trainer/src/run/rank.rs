@@ -2,6 +2,7 @@
 //! all of them, which are summed in the all-reduce of a step or in a separate collective.
 
 use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -70,59 +71,12 @@ impl<'a> Run<'a> {
         let warn = &mut |message: &str| observer.warned(message);
         let allowed = AllowedDifferences { lengthen: job.lengthen, forked_step: job.forked_step };
         let (plan, lock) = workdir::agree(job.workdir, job.plan, allowed, &comm, warn)?;
-        let topology = comm.topology();
         let heartbeats = heartbeat::heartbeat_folder(job.workdir);
-        let heartbeat = HeartbeatWriter::start(&heartbeats, topology.rank, comm.recorder())?;
-        let give_up = |error: &TrainError| heartbeat.give_up(error);
-        if topology.world_size > 1 {
-            comm.set_watch(Arc::new(RankWatch::new(&heartbeats, &comm).inspect_err(give_up)?));
-        }
-        let mut trainer = plan.trainer(comm, &job.device).inspect_err(give_up)?;
-        let folder = job.workdir.join("checkpoints");
-        for warning in &warnings(&plan) {
-            warn_on_first(topology.rank, warning, observer);
-        }
-        if let Some(warning) = job.fault.as_ref().and_then(|fault| fault.misses(&plan)) {
-            warn_on_first(topology.rank, &warning, observer);
-        }
-        let warn = &mut |message: &str| warn_on_first(topology.rank, message, observer);
-        let state_device = trainer.state_device().clone();
-        let state = &mut trainer.state;
-        let resumed = checkpoint::resume(&folder, u64::MAX, state, &trainer.comm, &state_device, warn);
-        let resumed = resumed.inspect_err(give_up)?;
-        if resumed.is_none()
-            && let Some(initial) = job.initial
-        {
-            let has_heads = plan.recipe.init.as_ref().is_some_and(|init| init.heads);
-            trainer.start_from(initial, has_heads).map_err(TrainError::from).inspect_err(give_up)?;
-        }
-        for frozen in job.frozen {
-            trainer
-                .load_frozen(frozen.name, &frozen.weights)
-                .map_err(TrainError::from)
-                .inspect_err(give_up)?;
-        }
-        let mut saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
+        let heartbeat = HeartbeatWriter::start(&heartbeats, comm.topology().rank, comm.recorder())?;
+        let restored = restore(job, &plan, &heartbeats, comm, observer);
+        let Restored { trainer, saver, validations, journal, stream } =
+            restored.inspect_err(|error| heartbeat.give_up(error))?;
         let first = trainer.state.step;
-        let mut validations = None;
-        if topology.rank == 0 {
-            let mut earlier = Validations::read(job.workdir).inspect_err(give_up)?.unwrap_or_default();
-            earlier.patience = plan.recipe.run.patience;
-            earlier.go_back_to(first);
-            if let Some(lost) = earlier.forget_if_not_kept(&folder, first) {
-                observer.warned(&lost);
-            }
-            saver.keep(earlier.kept_step());
-            if first > 0 {
-                // A run that was killed between a checkpoint and the pruning left one too many.
-                checkpoint::prune(&folder, first, plan.recipe.run.keep_checkpoints, earlier.kept_step());
-            }
-            validations = Some(earlier);
-        }
-        observer.started(first, plan.total_steps);
-        let journal =
-            Journal::open(job.workdir, &plan, &job.dataset, topology.rank, first).inspect_err(give_up)?;
-        let stream = Stream::open(job, &plan, &trainer).inspect_err(give_up)?;
         Ok(Self {
             schedules: plan.schedules(),
             plan,
@@ -168,7 +122,8 @@ impl<'a> Run<'a> {
             written?;
             return Ok(Outcome::Finished);
         }
-        if self.has_ended_early(probes, observer)? {
+        let knows_end = self.watch_validation(probes, observer);
+        if self.has_ended_early(probes, knows_end)? {
             return self.finish();
         }
         if self.trainer.state.step == 0 {
@@ -214,13 +169,10 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Begins to watch the number of `probes` by which the run is validated, and returns whether
-    /// the run has ended early before. All ranks call it.
-    fn has_ended_early(
-        &mut self,
-        probes: &[Box<dyn Probe>],
-        observer: &mut dyn Observer,
-    ) -> Result<bool, TrainError> {
+    /// Begins to watch the number of `probes` by which the run is validated. Returns whether the
+    /// run has ended early before, as far as this rank knows: rank 0 has the numbers. A failure to
+    /// write them is kept for the next vote.
+    fn watch_validation(&mut self, probes: &[Box<dyn Probe>], observer: &mut dyn Observer) -> bool {
         let watched = probes.iter().find_map(|probe| probe.watched());
         let is_watched = watched.is_some();
         let mut has_ended = false;
@@ -238,12 +190,18 @@ impl<'a> Run<'a> {
                 self.saver.keep(validations.kept_step());
             }
         }
-        // The ranks vote on a failure with the first batch, or with their last word.
         self.failure = self.write_validations(is_watched).err();
+        has_ended
+    }
+
+    /// Returns whether the run has ended early before: whether some rank `knows` that. All ranks
+    /// call it.
+    fn has_ended_early(&self, probes: &[Box<dyn Probe>], knows: bool) -> Result<bool, TrainError> {
+        let is_watched = probes.iter().any(|probe| probe.watched().is_some());
         if !is_watched || self.plan.recipe.run.patience.is_none() {
             return Ok(false);
         }
-        let n_ended = self.trainer.comm.all_reduce("validations", vec![vote(has_ended)], Reduction::Sum)?[0];
+        let n_ended = self.trainer.comm.all_reduce("validations", vec![vote(knows)], Reduction::Sum)?[0];
         Ok(n_ended > 0.0)
     }
 
@@ -459,7 +417,7 @@ impl<'a> Run<'a> {
             next_batch - 1
         );
         if rank == 0 {
-            observer.happened(&reason);
+            observer.warned(&reason);
         }
         self.journal.roll_back(self.job.workdir, step, back_to, reason)?;
         if let Some(validations) = &mut self.validations {
@@ -510,7 +468,7 @@ impl<'a> Run<'a> {
     /// leave.
     fn finish(&mut self) -> Result<Outcome, TrainError> {
         let failed = vote(self.failure.is_some());
-        let n_failed = self.trainer.comm.all_reduce("the last word", vec![failed], Reduction::Sum)?[0];
+        let n_failed = self.trainer.comm.all_reduce("failures", vec![failed], Reduction::Sum)?[0];
         self.leave()?;
         match self.failure.take() {
             Some(error) => Err(error),
@@ -541,10 +499,104 @@ impl<'a> Run<'a> {
 
     /// Ends the run with an error that all ranks have in common.
     fn end_together<T>(&mut self, error: TrainError) -> Result<T, TrainError> {
-        // Launchers handle ranks better that end their communication in order.
+        // A rank that exits alone makes the launcher abort the job.
         let _ = self.leave();
         Err(error)
     }
+}
+
+/// State of a run that is restored when its process starts.
+struct Restored {
+    trainer: Trainer,
+    saver: Saver,
+    /// Numbers by which the run is validated, on rank 0.
+    validations: Option<Validations>,
+    journal: Journal,
+    stream: Stream,
+}
+
+/// Restores the state of the run of `plan`, whose ranks watch one another by the files in
+/// `heartbeats`. All ranks call it.
+fn restore(
+    job: &Job<'_>,
+    plan: &Plan,
+    heartbeats: &Path,
+    comm: Communicator,
+    observer: &mut dyn Observer,
+) -> Result<Restored, TrainError> {
+    let topology = comm.topology();
+    if topology.world_size > 1 {
+        comm.set_watch(Arc::new(RankWatch::new(heartbeats, &comm)?));
+    }
+    let mut trainer = plan.trainer(comm, &job.device)?;
+    for warning in &warnings(plan) {
+        warn_on_first(topology.rank, warning, observer);
+    }
+    if let Some(warning) = job.fault.as_ref().and_then(|fault| fault.misses(plan)) {
+        warn_on_first(topology.rank, &warning, observer);
+    }
+    restore_weights(job, plan, &mut trainer, observer)?;
+    let first = trainer.state.step;
+    let folder = job.workdir.join("checkpoints");
+    let mut saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
+    let mut validations = None;
+    if topology.rank == 0 {
+        validations = Some(restore_validations(job, plan, first, &mut saver, observer)?);
+    }
+    observer.started(first, plan.total_steps);
+    let journal = Journal::open(job.workdir, plan, &job.dataset, topology.rank, first)?;
+    let stream = Stream::open(job, plan, &trainer)?;
+    Ok(Restored { trainer, saver, validations, journal, stream })
+}
+
+/// Restores the state of the newest checkpoint, or else the initial weights, and the weights of
+/// frozen networks. All ranks call it.
+fn restore_weights(
+    job: &Job<'_>,
+    plan: &Plan,
+    trainer: &mut Trainer,
+    observer: &mut dyn Observer,
+) -> Result<(), TrainError> {
+    let rank = trainer.topology().rank;
+    let folder = job.workdir.join("checkpoints");
+    let state_device = trainer.state_device().clone();
+    let warn = &mut |message: &str| warn_on_first(rank, message, observer);
+    let state = &mut trainer.state;
+    let resumed = checkpoint::resume(&folder, u64::MAX, state, &trainer.comm, &state_device, warn)?;
+    if resumed.is_none()
+        && let Some(initial) = job.initial
+    {
+        let has_heads = plan.recipe.init.as_ref().is_some_and(|init| init.heads);
+        trainer.start_from(initial, has_heads)?;
+    }
+    for frozen in job.frozen {
+        trainer.load_frozen(frozen.name, &frozen.weights)?;
+    }
+    Ok(())
+}
+
+/// Restores the numbers by which the run is validated, of the first `first` steps, and has `saver`
+/// keep the weights of the best. Rank 0 calls it.
+fn restore_validations(
+    job: &Job<'_>,
+    plan: &Plan,
+    first: u64,
+    saver: &mut Saver,
+    observer: &mut dyn Observer,
+) -> Result<Validations, TrainError> {
+    let folder = job.workdir.join("checkpoints");
+    let mut validations = Validations::read(job.workdir)?.unwrap_or_default();
+    validations.patience = plan.recipe.run.patience;
+    validations.go_back_to(first);
+    if let Some(lost) = validations.forget_if_not_kept(&folder, first) {
+        observer.warned(&lost);
+    }
+    saver.keep(validations.kept_step());
+    if first > 0 {
+        // A run that was killed between a checkpoint and the pruning left one too many.
+        checkpoint::prune(&folder, first, plan.recipe.run.keep_checkpoints, validations.kept_step());
+    }
+    Ok(validations)
 }
 
 /// Converts a flag to a vote, which the sum over ranks counts.
@@ -552,9 +604,9 @@ fn vote(flag: bool) -> f64 {
     f64::from(u8::from(flag))
 }
 
-/// Reports an event to the observer of rank 0.
+/// Warns the observer of rank 0.
 fn warn_on_first(rank: usize, message: &str, observer: &mut dyn Observer) {
     if rank == 0 {
-        observer.happened(message);
+        observer.warned(message);
     }
 }

@@ -4,6 +4,7 @@ use ranks::EngineError;
 use ranks::communicator::Communicator;
 
 use super::duration::format_time;
+use super::health::{Alert, Concern};
 
 /// Multiple of the median busy time above which a rank is slow.
 const LATE: f64 = 1.3;
@@ -30,13 +31,13 @@ struct BusyTime {
 pub(crate) struct Lateness {
     /// Values for the metrics.
     pub(crate) row: Vec<(String, f64)>,
-    /// Warnings for people.
-    pub(crate) warnings: Vec<String>,
+    /// Alerts about slow ranks.
+    pub(crate) alerts: Vec<Alert>,
 }
 
 impl Stragglers {
     /// Compares how long ranks were busy in `step`, without waiting for others. All ranks call it.
-    /// The first comparison gives no warnings, because its step includes one-time work.
+    /// The first comparison gives no alerts, because its step includes one-time work.
     pub(crate) fn compare(
         &mut self,
         comm: &Communicator,
@@ -60,7 +61,7 @@ impl Stragglers {
         self.n_comparisons += 1;
         let mut lateness = judge(step, &mut times);
         if self.n_comparisons == 1 {
-            lateness.warnings.clear();
+            lateness.alerts.clear();
         }
         Ok(lateness)
     }
@@ -77,19 +78,20 @@ fn judge(step: u64, times: &mut [BusyTime]) -> Lateness {
         ("time/slowest_rank_ms".into(), slowest.busy_ms),
         ("time/median_rank_ms".into(), median),
     ];
-    let mut warnings = Vec::new();
+    let mut alerts = Vec::new();
     for BusyTime { rank, busy_ms, data_wait_ms } in times.iter() {
         if *busy_ms > LATE * median && *busy_ms > median + LEAST_MS {
-            warnings.push(format!(
+            let text = format!(
                 "step {step}: rank {rank} slows the others down: busy for {}, {} of that waiting for data; \
                  the median is {}",
                 format_time(1e-3 * busy_ms),
                 format_time(1e-3 * data_wait_ms),
                 format_time(1e-3 * median)
-            ));
+            );
+            alerts.push(Alert { concern: Concern::SlowRank, subject: format!("rank {rank}"), text });
         }
     }
-    Lateness { row, warnings }
+    Lateness { row, alerts }
 }
 
 #[cfg(test)]
@@ -105,9 +107,10 @@ mod tests {
         let mut times =
             [busy(0, 100.0, 0.0), busy(1, 250.0, 140.0), busy(2, 110.0, 0.0), busy(3, 105.0, 1.0)];
         let lateness = judge(7, &mut times);
-        assert_eq!(lateness.warnings.len(), 1);
-        let warning = &lateness.warnings[0];
-        assert!(warning.contains("rank 1") && warning.contains("140"), "{lateness:?}");
-        assert!(judge(7, &mut [busy(0, 1.0, 0.0), busy(1, 2.0, 0.0)]).warnings.is_empty());
+        assert_eq!(lateness.alerts.len(), 1);
+        let alert = &lateness.alerts[0];
+        assert_eq!((alert.concern, alert.subject.as_str()), (Concern::SlowRank, "rank 1"));
+        assert!(alert.text.contains("rank 1") && alert.text.contains("140"), "{lateness:?}");
+        assert!(judge(7, &mut [busy(0, 1.0, 0.0), busy(1, 2.0, 0.0)]).alerts.is_empty());
     }
 }

@@ -73,7 +73,7 @@ impl Validations {
             Ok(validations) => Ok(Some(validations)),
             Err(error) => {
                 let reason =
-                    format!("{error}; remove it: the run goes on, and validations are compared anew");
+                    format!("{error}; remove it: the run continues, and validations are compared anew");
                 Err(TrainError::io("read", &path, io::Error::new(ErrorKind::InvalidData, reason)))
             }
         }
@@ -97,7 +97,7 @@ impl Validations {
 
     /// Forgets all numbers if the weights of the best one are not in the folder `checkpoints`: a
     /// run without patience keeps the newest alone. Returns what to warn about then, in a run that
-    /// goes on from step `first`.
+    /// continues from step `first`.
     pub(super) fn forget_if_not_kept(&mut self, checkpoints: &Path, first: u64) -> Option<String> {
         let best = self.kept_step()?;
         if steps(checkpoints).iter().any(|(saved_step, _)| *saved_step == best) {

@@ -167,20 +167,22 @@ fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str))
     if plan.origins.is_empty() {
         plan.origins.clone_from(&previous.origins);
     }
-    let groups = [previous, &*plan].map(|plan| plan.method().map_or(1, |method| method.column_group_size()));
-    if groups[0] != groups[1] {
+    let group_before = column_group_size(previous);
+    let group_now = column_group_size(plan);
+    if group_before != group_now {
         warn(&format!(
-            "the run was started with method.prototype_group {} and continues with {}: results will \
-             differ by rounding",
-            groups[0], groups[1]
+            "the run was started with method.prototype_group {group_before} and continues with {group_now}: \
+             results will differ by rounding"
         ));
     }
-    let sizes = [previous, &*plan].map(|plan| plan.recipe.run.max_unit_parameters);
-    if sizes[0] != sizes[1] {
-        let [before, now] = sizes.map(|size| size.map_or("none".into(), |size| size.to_string()));
+    let limit_before = previous.recipe.run.max_unit_parameters;
+    let limit_now = plan.recipe.run.max_unit_parameters;
+    if limit_before != limit_now {
         warn(&format!(
-            "the run was started with run.max_unit_parameters {before} and continues with {now}: \
-             results may differ by rounding"
+            "the run was started with run.max_unit_parameters {} and continues with {}: results may differ \
+             by rounding",
+            describe_limit(limit_before),
+            describe_limit(limit_now)
         ));
     }
     if previous.kernels != plan.kernels {
@@ -204,6 +206,16 @@ fn resume_settings(plan: &mut Plan, previous: &Plan, warn: &mut dyn FnMut(&str))
             plan.n_workers
         ));
     }
+}
+
+/// Returns the number of ranks that share the prototypes of a plan's method.
+fn column_group_size(plan: &Plan) -> usize {
+    plan.method().map_or(1, |method| method.column_group_size())
+}
+
+/// Returns a limit of the parameters of a unit, for messages.
+fn describe_limit(limit: Option<usize>) -> String {
+    limit.map_or("none".into(), |limit| limit.to_string())
 }
 
 /// Returns the name of a set of kernels, for messages.
