@@ -7,9 +7,9 @@ use augment::{DecodeRules, Transform};
 use pipeline::secrets::redact_list;
 use pipeline::{ColumnNames, Storage};
 use prep::bits::{BitsUsed, N_INSPECTED};
-use prep::classes::{read_class_names, report_class_folders};
+use prep::classes::{read_class_names, report_class_folders, warn_of_parts};
 use prep::files::{find_images, name_of, report_skipped};
-use prep::open::{is_folder_of_images, open_dataset};
+use prep::open::{open_dataset, split_folders};
 
 use crate::EvalError;
 use crate::images::ImageSet;
@@ -87,7 +87,9 @@ fn open_and_report(
     report_class_folders(&dataset, &name)?;
     let images = ImageSet::open(Source::Shards(dataset), transform, rules, name)?;
     report_bits(&images)?;
-    with_names(images, specs, storage)
+    let images = with_names(images, specs, storage)?;
+    warn_of_parts(images.classes(), &images.name);
+    Ok(images)
 }
 
 /// Opens the images of the shards `specs`, with the names of their classes.
@@ -120,7 +122,7 @@ pub fn open_files(
     let mut files = Vec::new();
     for entry in found.entries {
         let name = name_of(entry.path.strip_prefix(root).unwrap_or(&entry.path));
-        files.push(ImageFile { path: entry.path, name, class: entry.class });
+        files.push(ImageFile { path: entry.path, name, classes: entry.classes });
     }
     if files.is_empty() {
         return Err(EvalError::NoFiles { path: input.to_path_buf() });
@@ -128,21 +130,15 @@ pub fn open_files(
     ImageSet::open(Source::Files(Arc::new(files)), transform, rules, input.display().to_string())
 }
 
-/// Names the classes of `images`, the images of the shards `specs`, by the list beside the first
-/// shard.
+/// Names the classes of `images`, the images of the shards `specs`, by the list beside them. The
+/// classes of folders of images are names already.
 ///
 /// # Errors
 /// [`EvalError::Data`] when the list of shards cannot be read, [`EvalError::Prep`] when a folder
-/// cannot be read.
+/// cannot be read or lists of names differ.
 pub fn with_names(images: ImageSet, specs: &[String], storage: &Storage) -> Result<ImageSet, EvalError> {
-    for spec in specs {
-        // The classes of a folder of images are names.
-        if !is_folder_of_images(spec)? {
-            let first = storage.sources(std::slice::from_ref(spec))?;
-            return Ok(images.named(&read_class_names(&first)));
-        }
-    }
-    Ok(images)
+    let sources = split_folders(specs)?.sources(storage)?;
+    Ok(images.named(&read_class_names(&sources)?))
 }
 
 /// Reports if some of `images`, which are inspected, use a part of 16 bits.

@@ -52,7 +52,7 @@ pub(crate) fn join_bands(entries: Vec<SampleFile>) -> Result<Vec<Sample>, PrepEr
         let Sidecars { class, columns, .. } =
             read_sidecars(&entry.path.with_extension("").with_extension(&format))?;
         let mut entry =
-            SampleFile { name: format!("{common}.{format}"), class: class.or(entry.class), ..entry };
+            SampleFile { name: format!("{common}.{format}"), classes: class.or(entry.classes), ..entry };
         entry.columns.extend(columns);
         indices.insert(common, samples.len());
         samples.push(Sample { entry, files: vec![file] });

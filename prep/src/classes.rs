@@ -1,9 +1,10 @@
 //! Class names and their numbers.
 
-use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::path::{Path, PathBuf};
 
 use pipeline::shard::MAX_CLASS_BYTES;
+use pipeline::shard::classes::{Columns, NO_CLASS, classes_of};
 use pipeline::url::ShardUrl;
 use pipeline::{Dataset, PipelineError, SampleId, Source};
 
@@ -12,11 +13,68 @@ use crate::error::PrepError;
 /// Name of the list of class names beside shards.
 const LIST: &str = "classes.txt";
 
+/// Usual names of the parts of a data set.
+const PARTS: [&str; 9] =
+    ["train", "training", "val", "valid", "validation", "test", "testing", "dev", "holdout"];
+
 /// Reads the list of class names beside the shards `sources`, by number; empty if there is none.
-pub fn read_class_names(sources: &[Source]) -> Vec<String> {
-    let Some(ShardUrl::File(path)) = sources.first().map(|source| &source.url) else { return Vec::new() };
-    let text = std::fs::read_to_string(path.with_file_name(LIST)).unwrap_or_default();
-    text.lines().map(str::to_string).collect()
+/// Lists beside shards in several folders have to be the same: classes are merged by number.
+///
+/// # Errors
+/// [`PrepError::ClassLists`] if two lists differ, [`PrepError::Io`].
+pub fn read_class_names(sources: &[Source]) -> Result<Vec<String>, PrepError> {
+    Ok(find_list(sources)?.map(|list| list.names).unwrap_or_default())
+}
+
+/// List of class names beside shards.
+struct FoundList {
+    path: PathBuf,
+    names: Vec<String>,
+}
+
+/// Finds the list of class names beside the shards `sources`.
+///
+/// # Errors
+/// Those of [`read_class_names`].
+fn find_list(sources: &[Source]) -> Result<Option<FoundList>, PrepError> {
+    let mut found: Option<FoundList> = None;
+    let mut without: Option<PathBuf> = None;
+    let mut folders = HashSet::new();
+    for source in sources {
+        let ShardUrl::File(shard) = &source.url else { continue };
+        let path = shard.with_file_name(LIST);
+        // Classes in a Parquet file have their names there.
+        if source.url.is_parquet() || !folders.insert(path.clone()) {
+            continue;
+        }
+        if !path.exists() {
+            without.get_or_insert(path);
+            continue;
+        }
+        let names = read_list(&path)?;
+        match &found {
+            None => found = Some(FoundList { path, names }),
+            Some(first) if first.names == names => {}
+            Some(first) => {
+                let class = first.names.iter().zip(&names).take_while(|(a, b)| a == b).count();
+                return Err(PrepError::ClassLists {
+                    first: first.path.clone(),
+                    second: path,
+                    class,
+                    first_name: first.names.get(class).cloned(),
+                    second_name: names.get(class).cloned(),
+                });
+            }
+        }
+    }
+    if let (Some(list), Some(without)) = (&found, &without) {
+        tracing::warn!(
+            "there is no {}: numbers of classes there are taken for those of {}",
+            without.display(),
+            list.path.display()
+        );
+    }
+    Ok(found)
 }
 
 /// Returns the name of `class`, if it is the number of one of `names`; otherwise `class`.
@@ -44,23 +102,38 @@ pub fn report_class_folders(dataset: &Dataset, name: &str) -> Result<(), Pipelin
     Ok(())
 }
 
-/// Copies the list of class names beside the first of the shards `sources` into the folder `out`,
-/// where a list with other names is replaced only if `overwrite` is set.
+/// Copies the list of class names beside the shards `sources` into the folder `out`, where a list
+/// with other names is replaced only if `overwrite` is set.
 ///
 /// # Errors
-/// [`PrepError::OtherClassList`], or [`PrepError::Io`].
+/// [`PrepError::OtherClassList`], [`PrepError::ClassLists`], or [`PrepError::Io`].
 pub fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> Result<(), PrepError> {
-    let Some(ShardUrl::File(shard)) = sources.first().map(|source| &source.url) else { return Ok(()) };
-    let list = shard.with_file_name(LIST);
+    let Some(list) = find_list(sources)? else { return Ok(()) };
     let target = out.join(LIST);
-    let Ok(text) = std::fs::read(&list) else { return Ok(()) };
-    match std::fs::read(&target) {
-        Ok(existing) if existing == text => return Ok(()),
-        Ok(_) if !overwrite => return Err(PrepError::OtherClassList { path: target, list }),
-        _ => {}
+    if target.exists() {
+        let has_same_names = read_list(&target)? == list.names;
+        if has_same_names {
+            return Ok(());
+        }
+        if !overwrite {
+            return Err(PrepError::OtherClassList { path: target, list: list.path });
+        }
     }
     std::fs::create_dir_all(out).map_err(|error| PrepError::io("create", out, error))?;
-    pipeline::file::replace(&target, &text).map_err(|error| PrepError::io("write", &target, error))
+    write_classes(out, &list.names)
+}
+
+/// Warns if the `classes` of the images of `name` are the names of parts of a data set, such as
+/// train and val: then the folder above them was given.
+pub fn warn_of_parts(classes: &[String], name: &str) {
+    let are_parts = classes.iter().all(|class| PARTS.contains(&class.to_lowercase().as_str()));
+    if are_parts && let [first, ..] = classes {
+        tracing::warn!(
+            "the classes of {name} are {}, which are usually parts of a data set: to learn the folders in \
+             them as classes, give each part by itself, such as the folder {first}",
+            classes.join(", ")
+        );
+    }
 }
 
 /// Mapping from labels to numbers.
@@ -89,19 +162,18 @@ impl ClassList {
 }
 
 impl Classes {
-    /// Returns the classes of `labels`, numbered by the list of names at `list`, if given. `out` is
+    /// Numbers the classes of images, `stated`, by the list of names at `list`, if given. `out` is
     /// the folder of the shards, which may hold other classes only if `overwrite` is set.
     ///
     /// # Errors
     /// [`PrepError::OtherClasses`], or [`PrepError::Io`] when a list cannot be read.
-    pub fn from_labels<'a>(
+    pub fn new<'a>(
         list: Option<&Path>,
         out: &Path,
         overwrite: bool,
-        labels: impl Iterator<Item = &'a String>,
+        stated: impl Iterator<Item = &'a String>,
     ) -> Result<Self, PrepError> {
-        // An image may have several classes, one a line.
-        let classes: BTreeSet<&str> = labels.flat_map(|label| label.lines()).collect();
+        let classes: BTreeSet<&str> = stated.map(String::as_str).collect();
         let path = out.join(LIST);
         let names = match list {
             Some(list) => read_list(list)?,
@@ -138,22 +210,32 @@ impl Classes {
         }
     }
 
-    /// Returns the numbers of the classes in the lines of `text`, one a line, as in a class member.
+    /// Returns the text of the class member of an image: the numbers of its `classes`, one a line.
+    /// An image without known classes has none, unless the folder in its `key` or its `columns`
+    /// would state one: then the member says that it has no class.
     ///
     /// # Errors
     /// As [`Classes::number`], and [`PrepError::TooManyClasses`] for more than such a member may
     /// hold.
-    pub fn numbers(&self, text: &str) -> Result<String, PrepError> {
-        let mut numbers = Vec::new();
-        for class in text.lines() {
+    pub fn member_text(
+        &self,
+        classes: Option<&[String]>,
+        key: &str,
+        columns: &Columns,
+    ) -> Result<Option<String>, PrepError> {
+        let Some(classes) = classes else {
+            let would_have_one = key.contains('/') || !classes_of(columns).is_empty();
+            return Ok(would_have_one.then(|| NO_CLASS.to_string()));
+        };
+        let mut numbers = Vec::with_capacity(classes.len());
+        for class in classes {
             numbers.push(self.number(class)?.to_string());
         }
-        let n = numbers.len();
-        let member = numbers.join("\n");
-        if member.len() as u64 > MAX_CLASS_BYTES {
-            return Err(PrepError::TooManyClasses { n });
+        let text = numbers.join("\n");
+        if text.len() as u64 > MAX_CLASS_BYTES {
+            return Err(PrepError::TooManyClasses { n: classes.len() });
         }
-        Ok(member)
+        Ok(Some(text))
     }
 }
 

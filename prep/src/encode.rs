@@ -1,9 +1,10 @@
-//! Encoding of images as JPEG.
+//! Encoding of images as JPEG, and of masks as PNG.
 
 use std::io::Cursor;
 
 use augment::Rgb8;
 use image::codecs::jpeg::JpegEncoder;
+use image::codecs::png::PngEncoder;
 use image::{ExtendedColorType, ImageEncoder};
 
 use crate::error::PrepError;
@@ -24,5 +25,19 @@ pub(crate) fn jpeg(image: &Rgb8, quality: u8, is_gray: bool) -> Result<Vec<u8>, 
         encoder.write_image(&image.data, width_px, height_px, ExtendedColorType::Rgb8)
     };
     written.map_err(PrepError::Jpeg)?;
+    Ok(bytes.into_inner())
+}
+
+/// Encodes a PNG of one channel, `[h, w]`, such as a mask.
+///
+/// # Errors
+/// [`PrepError::Png`].
+pub(crate) fn png_of_one_channel(
+    values: &[u8],
+    [width_px, height_px]: [u32; 2],
+) -> Result<Vec<u8>, PrepError> {
+    let mut bytes = Cursor::new(Vec::new());
+    let encoder = PngEncoder::new(&mut bytes);
+    encoder.write_image(values, width_px, height_px, ExtendedColorType::L8).map_err(PrepError::Png)?;
     Ok(bytes.into_inner())
 }

@@ -346,6 +346,28 @@ pub enum PrepError {
     /// The client for requests could not be started; the text is the system's.
     #[error(transparent)]
     Client(std::io::Error),
+    /// Shards in different folders have different lists of classes.
+    #[error(
+        "{} and {} name classes differently: class {class} is {} in the first and {} in the second, and \
+         classes are merged by number; pack both again with one list of all classes (--classes LIST), or \
+         give them separately",
+        first.display(),
+        second.display(),
+        first_name.as_deref().unwrap_or("not listed"),
+        second_name.as_deref().unwrap_or("not listed")
+    )]
+    ClassLists {
+        /// A list.
+        first: PathBuf,
+        /// Another list.
+        second: PathBuf,
+        /// First class that they name differently, counted from 0.
+        class: usize,
+        /// Name of the class in the first list, if it has one.
+        first_name: Option<String>,
+        /// Name of the class in the second list, if it has one.
+        second_name: Option<String>,
+    },
     /// A folder has another list of classes than the shards.
     #[error("{} lists other classes than {}; choose another --out", path.display(), list.display())]
     OtherClassList {
@@ -412,6 +434,9 @@ pub enum PrepError {
     /// An image cannot be written as a JPEG.
     #[error(transparent)]
     Jpeg(ImageError),
+    /// A mask cannot be written as a PNG.
+    #[error(transparent)]
+    Png(ImageError),
     /// The files of an image do not fit together.
     #[error(transparent)]
     Augment(#[from] AugmentError),

@@ -1,10 +1,13 @@
 //! Images as single files: a folder, or a list of paths.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use pipeline::ColumnNames;
-use pipeline::shard::{IMAGE_EXTENSIONS, canonical_class, classes_of};
+use pipeline::shard::classes::{canonical_class, classes_of, stated_class};
+use pipeline::shard::files::MaskFile;
+use pipeline::shard::{IMAGE_EXTENSIONS, MASK_EXTENSIONS};
+use pipeline::words::counted;
 use serde_json::{Map, Value};
 
 use crate::error::PrepError;
@@ -24,10 +27,12 @@ pub struct SampleFile {
     pub path: PathBuf,
     /// Path for the user: relative to the folder, or as written in the list.
     pub name: String,
-    /// Class of the image; several classes are separated by line feeds.
-    pub class: Option<String>,
+    /// Classes of the image, `None` if nothing is known; empty if a list says that it is of none.
+    pub classes: Option<Vec<String>>,
     /// Other columns of the list or of the image's sidecar file.
     pub columns: Map<String, Value>,
+    /// Mask beside the image, if there is one.
+    pub mask: Option<MaskFile>,
 }
 
 /// Images, and the other files that were found.
@@ -79,6 +84,7 @@ fn files_in_words(extension: &str, n: usize) -> String {
 /// [`PrepError`] when the folder or the list cannot be read.
 pub fn find_images(input: &Path, columns: &ColumnNames) -> Result<FoundFiles, PrepError> {
     if input.is_dir() {
+        columns.warn_unused(&input.display().to_string());
         return find_images_below(input);
     }
     if !input.exists() {
@@ -93,8 +99,9 @@ pub fn find_images(input: &Path, columns: &ColumnNames) -> Result<FoundFiles, Pr
         files.entries.push(SampleFile {
             path: folder.join(&row.target),
             name: row.target,
-            class: row.label,
+            classes: row.classes,
             columns: row.columns,
+            mask: None,
         });
     }
     Ok(files)
@@ -112,7 +119,8 @@ fn report_outside_link(path: &Path, within: &Path) {
 
 /// Finds the images below `root`, in the order of their paths. An image has the class in the .cls
 /// file of its name, or under `label` or `labels` in its .json; else, in a sub-folder, the name of
-/// the first folder below `root`.
+/// the first folder below `root`. A mask beside an image, such as `a.seg.png` beside `a.jpg`, is no
+/// image.
 fn find_images_below(root: &Path) -> Result<FoundFiles, PrepError> {
     let mut files = FoundFiles::default();
     let walk = walkdir::WalkDir::new(root).follow_links(true).sort_by_file_name().into_iter();
@@ -128,6 +136,8 @@ fn find_images_below(root: &Path) -> Result<FoundFiles, PrepError> {
         !is_workdir(entry.path())
     });
     let within = root.canonicalize().unwrap_or_else(|_| root.to_path_buf());
+    // By the path of the image without its extension.
+    let mut masks: HashMap<PathBuf, MaskFile> = HashMap::new();
     for file in visited {
         let path = match file {
             Ok(file) => {
@@ -152,20 +162,51 @@ fn find_images_below(root: &Path) -> Result<FoundFiles, PrepError> {
             }
             continue;
         }
+        if let Some(mask) = mask_of_image(&path) {
+            let extension = mask.extension;
+            let image = path.with_extension("").with_extension("");
+            if masks.insert(image, mask).is_some() {
+                // An image has one.
+                *files.skipped.entry(extension.to_string()).or_default() += 1;
+            }
+            continue;
+        }
         let below = path.strip_prefix(root).unwrap_or(&path);
         let mut components = below.components();
         let first = components.next();
         let class_folder = first.filter(|_| components.next().is_some());
         let class = class_folder.and_then(|part| canonical_class(&name_of(Path::new(part.as_os_str()))));
         let name = name_of(below);
-        let Sidecars { class: stated_class, columns, has_large_json } = read_sidecars(&path)?;
+        let Sidecars { class: stated, columns, has_large_json } = read_sidecars(&path)?;
         if has_large_json {
             *files.skipped.entry(format!("json of more than {} KB", MAX_JSON_BYTES >> 10)).or_default() += 1;
         }
-        files.entries.push(SampleFile { class: stated_class.or(class), name, path, columns });
+        let classes = stated.or(class.map(|class| vec![class]));
+        files.entries.push(SampleFile { classes, name, path, columns, mask: None });
+    }
+    if !masks.is_empty() {
+        let n_masks = counted(masks.len() as u64, "file");
+        let names = MASK_EXTENSIONS.join(", .");
+        tracing::info!("{}: {n_masks} beside images read as their masks (.{names})", root.display());
+    }
+    for entry in &mut files.entries {
+        entry.mask = masks.remove(&entry.path.with_extension(""));
     }
     files.skipped.extend(hidden);
     Ok(files)
+}
+
+/// Returns the file at `path` as a mask, if it has the name of one and there is an image of the
+/// same name.
+fn mask_of_image(path: &Path) -> Option<MaskFile> {
+    let name = path.file_name()?.to_string_lossy().to_lowercase();
+    let extension = MASK_EXTENSIONS.into_iter().find(|extension| name.ends_with(&format!(".{extension}")))?;
+    // With `.seg`, say, in place of the extension of the image.
+    let stem = path.with_extension("");
+    let has_image = extensions().any(|extension| {
+        stem.with_extension(extension).is_file() || stem.with_extension(extension.to_uppercase()).is_file()
+    });
+    has_image.then(|| MaskFile { path: path.to_path_buf(), extension })
 }
 
 /// Returns whether `path` is the work directory of a run, which contains its own pictures.
@@ -196,20 +237,20 @@ pub enum StatedClass {
     Unknown,
     /// The image has no class: a negative number, or an empty file.
     None,
-    /// Number or name of the class; several classes are separated by line feeds.
-    Named(String),
+    /// Numbers or names of the classes, one or several.
+    Named(Vec<String>),
 }
 
 impl StatedClass {
     /// Creates the value for the stated `classes`.
     fn new(classes: Vec<String>) -> Self {
-        if classes.is_empty() { Self::None } else { Self::Named(classes.join("\n")) }
+        if classes.is_empty() { Self::None } else { Self::Named(classes) }
     }
 
-    /// Returns the class, or `default` if it is not stated.
-    pub fn or(self, default: Option<String>) -> Option<String> {
+    /// Returns the classes, or `default` if none is stated.
+    pub fn or(self, default: Option<Vec<String>>) -> Option<Vec<String>> {
         match self {
-            Self::Named(class) => Some(class),
+            Self::Named(classes) => Some(classes),
             Self::None => None,
             Self::Unknown => default,
         }
@@ -237,9 +278,7 @@ pub fn read_sidecars(path: &Path) -> Result<Sidecars, PrepError> {
     };
     let class = match class_file {
         Some(text) => StatedClass::new(text.lines().filter_map(canonical_class).collect()),
-        None if columns.contains_key("label") || columns.contains_key("labels") => {
-            StatedClass::new(classes_of(&columns))
-        }
+        None if stated_class(&columns).is_some() => StatedClass::new(classes_of(&columns)),
         None => StatedClass::Unknown,
     };
     if let Some(caption) = text_if_present(&path.with_extension("txt"))? {

@@ -31,6 +31,12 @@ pub(crate) fn read_files(sample: &Sample) -> Result<Vec<(String, Vec<u8>)>, Prep
     Ok(files)
 }
 
+/// Reads the mask of `sample`, if it has one: extension in the shard, and bytes.
+pub(crate) fn read_mask(sample: &Sample) -> Result<Option<(String, Vec<u8>)>, PrepError> {
+    let Some(mask) = &sample.entry.mask else { return Ok(None) };
+    Ok(Some((mask.extension.to_string(), read_image(&mask.path)?)))
+}
+
 /// Reads the file of an image, whose header must be readable: an extension may be wrong, and links
 /// may lead anywhere.
 fn read_image(path: &Path) -> Result<Vec<u8>, PrepError> {

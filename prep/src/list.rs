@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use pipeline::ColumnNames;
-use pipeline::shard::canonical_class;
-use pipeline::words::counted;
+use pipeline::shard::classes::{ClassColumn, canonical_class};
 use serde_json::{Map, Value};
 
 use crate::error::PrepError;
@@ -14,9 +13,8 @@ use crate::error::PrepError;
 pub(crate) struct ListRow {
     /// Path or URL.
     pub(crate) target: String,
-    /// Classes of the image, one a line; empty if it states that it is of none, `None` if it states
-    /// nothing.
-    pub(crate) label: Option<String>,
+    /// Classes of the image; empty if it states that it is of none, `None` if it states nothing.
+    pub(crate) classes: Option<Vec<String>>,
     /// Caption of the image, if it has one.
     pub(crate) caption: Option<String>,
     /// All columns but the target's.
@@ -99,7 +97,8 @@ fn parse_line(path: &Path, target: Target, line: &str) -> ListRow {
         && folder.join(file.trim_end()).exists()
     {
         let target = file.trim_end().to_string();
-        return ListRow { target, label: canonical_class(label), ..ListRow::default() };
+        let classes = canonical_class(label).map(|class| vec![class]);
+        return ListRow { target, classes, ..ListRow::default() };
     }
     ListRow { target: line.to_string(), ..ListRow::default() }
 }
@@ -177,7 +176,7 @@ fn read_table(
     let label_columns = find_label_columns(path, columns.label.as_deref(), &headers)?;
     let caption = find_column(path, None, &["caption"], &headers)?;
     let Some(image) = image else { return Err(no_image_column(path, target, &headers)) };
-    let mut labels = LabelReader::new(path);
+    let mut class_column = ClassColumn::default();
     let mut rows = Vec::new();
     for record in reader.records() {
         let record = record.map_err(|error| table_error(path, error))?;
@@ -190,21 +189,23 @@ fn read_table(
                 columns.insert(name.trim().to_string(), text.into());
             }
         }
-        let mut label = None;
+        let mut classes = None;
         let stated = label_columns.iter().find_map(|index| Some((*index, table_cell(&record, *index)?)));
         if let Some((index, text)) = stated {
-            let value = labels.value_of_cell(line, text)?;
-            label = labels.classes(line, &value)?;
+            let value = value_of_cell(text).map_err(|reason| line_error(path, line, reason))?;
+            let class = without_point(&value);
+            let read = read_classes(&mut class_column, &class);
+            classes = read.map_err(|reason| line_error(path, line, reason))?;
             columns.insert(headers[index].trim().to_string(), value);
         }
         rows.push(ListRow {
             target: table_cell(&record, image).unwrap_or_default(),
-            label,
+            classes,
             caption: caption.and_then(|index| table_cell(&record, index)),
             columns,
         });
     }
-    labels.report();
+    class_column.report(&path.display().to_string());
     Ok(rows)
 }
 
@@ -218,109 +219,59 @@ fn table_cell(record: &csv::StringRecord, index: usize) -> Option<String> {
     if text.is_empty() { None } else { Some(text.to_string()) }
 }
 
-/// Reader of the classes of a list.
-struct LabelReader<'a> {
-    path: &'a Path,
-    /// Number of values that are no classes.
-    n_unusable: u64,
-    /// First of these.
-    first_unusable: String,
-    /// Whether a list repeats the numbers 0 and 1, as one with a number for each class does.
-    has_flags: bool,
-}
-
-impl<'a> LabelReader<'a> {
-    fn new(path: &'a Path) -> Self {
-        Self { path, n_unusable: 0, first_unusable: String::new(), has_flags: false }
+/// Returns the value of a cell of a table: a JSON list, or its text.
+///
+/// # Errors
+/// Returns the reason as text, for a list in another notation.
+fn value_of_cell(text: String) -> Result<Value, String> {
+    if !(text.starts_with('[') && text.ends_with(']')) {
+        return Ok(text.into());
     }
-
-    /// Returns the value of a cell of a table: a JSON list, or its text.
-    fn value_of_cell(&self, line: usize, text: String) -> Result<Value, PrepError> {
-        if !(text.starts_with('[') && text.ends_with(']')) {
-            return Ok(text.into());
+    match serde_json::from_str(&text) {
+        Ok(list @ Value::Array(_)) => Ok(list),
+        _ if text.contains([',', '\'', '"']) => {
+            Err(format!("{text} is no JSON: write several classes as [\"a\", \"b\"]"))
         }
-        match serde_json::from_str(&text) {
-            Ok(list @ Value::Array(_)) => Ok(list),
-            _ if text.contains([',', '\'', '"']) => {
-                let reason = format!("{text} is no JSON: write several classes as [\"a\", \"b\"]");
-                Err(PrepError::Line { path: self.path.to_path_buf(), line, reason })
-            }
-            _ => Ok(text.into()),
-        }
-    }
-
-    /// Returns the classes that a value states, one a line: empty for an empty list, and `None` if
-    /// nothing in it is a class.
-    fn classes(&mut self, line: usize, value: &Value) -> Result<Option<String>, PrepError> {
-        let values = match value {
-            Value::Array(values) if values.is_empty() => return Ok(Some(String::new())),
-            Value::Array(values) => values,
-            Value::Bool(_) | Value::Number(_) => return Ok(canonical_class(&value.to_string())),
-            value => std::slice::from_ref(value),
-        };
-        self.has_flags |= values.len() > 2 && values.iter().all(is_zero_or_one);
-        let mut classes: Vec<String> = Vec::new();
-        for value in values {
-            let class = match value {
-                Value::Null => None,
-                Value::String(text) => {
-                    if text.trim().contains(['\n', '\r']) {
-                        let reason = format!("the class {text:?} has a line break: write several as a list");
-                        return Err(PrepError::Line { path: self.path.to_path_buf(), line, reason });
-                    }
-                    canonical_class(text)
-                }
-                Value::Number(number) if number.is_u64() || number.is_i64() => {
-                    canonical_class(&number.to_string())
-                }
-                _ => {
-                    if self.n_unusable == 0 {
-                        self.first_unusable = value.to_string();
-                    }
-                    self.n_unusable += 1;
-                    None
-                }
-            };
-            if let Some(class) = class
-                && !classes.contains(&class)
-            {
-                classes.push(class);
-            }
-        }
-        if classes.is_empty() { Ok(None) } else { Ok(Some(classes.join("\n"))) }
-    }
-
-    /// Warns of values that are no classes.
-    fn report(&self) {
-        let path = self.path.display();
-        if self.n_unusable > 0 {
-            let values = counted(self.n_unusable, "value");
-            let first = &self.first_unusable;
-            tracing::warn!("{path}: {values} in the column of classes, such as {first}, state no class");
-        }
-        if self.has_flags {
-            tracing::warn!(
-                "{path}: lists of 0 and 1 are read as lists of the classes 0 and 1: instead of a number for \
-                 each class, list those that an image has"
-            );
-        }
+        _ => Ok(text.into()),
     }
 }
 
-fn is_zero_or_one(value: &Value) -> bool {
-    matches!(value.as_u64(), Some(0 | 1))
+/// Returns the integer in a cell such as `3.0`, which programs write beside empty cells, or else
+/// `value`.
+fn without_point(value: &Value) -> Value {
+    let integer = value.as_str().and_then(|text| text.strip_suffix(".0")?.parse::<i64>().ok());
+    integer.map_or_else(|| value.clone(), Value::from)
+}
+
+/// Returns the classes that `value`, in `column`, states; `None` if nothing in it is a class.
+///
+/// # Errors
+/// Returns the reason as text, for a class with a line break: several may have been meant.
+fn read_classes(column: &mut ClassColumn, value: &Value) -> Result<Option<Vec<String>>, String> {
+    let values = match value {
+        Value::Array(values) => values.as_slice(),
+        value => std::slice::from_ref(value),
+    };
+    for value in values {
+        if let Value::String(text) = value
+            && text.trim().contains(['\n', '\r'])
+        {
+            return Err(format!("the class {text:?} has a line break: write several as a list"));
+        }
+    }
+    Ok(column.read(value))
 }
 
 fn read_json_lines(path: &Path, target: Target, columns: &ColumnNames) -> Result<Vec<ListRow>, PrepError> {
     let lines = read_text(path)?;
-    let mut labels = LabelReader::new(path);
+    let mut class_column = ClassColumn::default();
     let mut rows = Vec::new();
     for (index, line) in lines.lines().enumerate() {
         if !line.trim().is_empty() {
-            rows.push(parse_json_line(path, target, columns, index, line, &mut labels)?);
+            rows.push(parse_json_line(path, target, columns, index, line, &mut class_column)?);
         }
     }
-    labels.report();
+    class_column.report(&path.display().to_string());
     Ok(rows)
 }
 
@@ -331,10 +282,10 @@ fn parse_json_line(
     columns: &ColumnNames,
     index: usize,
     line: &str,
-    labels: &mut LabelReader<'_>,
+    class_column: &mut ClassColumn,
 ) -> Result<ListRow, PrepError> {
     let mut cells: Map<String, Value> =
-        serde_json::from_str(line).map_err(|error| line_error(path, index, error.to_string()))?;
+        serde_json::from_str(line).map_err(|error| line_error(path, index + 1, error.to_string()))?;
     let names: Vec<String> = cells.keys().cloned().collect();
     let image = find_column(path, columns.image.as_deref(), target.columns(), &names)?;
     // Any line except the first may leave out the column of classes.
@@ -345,24 +296,26 @@ fn parse_json_line(
     let caption = find_column(path, None, &["caption"], &names)?;
     let Some(image) = image else { return Err(no_image_column(path, target, &names)) };
     let Some(Value::String(image_name)) = cells.remove(&names[image]) else {
-        return Err(line_error(path, index, format!("no text under `{}`", names[image])));
+        return Err(line_error(path, index + 1, format!("no text under `{}`", names[image])));
     };
     let mut stated = label_columns.iter().filter_map(|index| cells.get(&names[*index]));
-    let label = match stated.find(|value| !value.is_null()) {
-        Some(value) => labels.classes(index + 1, value)?,
+    let classes = match stated.find(|value| !value.is_null()) {
+        Some(value) => {
+            read_classes(class_column, value).map_err(|reason| line_error(path, index + 1, reason))?
+        }
         None => None,
     };
     Ok(ListRow {
         target: image_name,
-        label,
+        classes,
         caption: caption.and_then(|index| json_cell(&cells, &names[index])),
         columns: cells,
     })
 }
 
-/// Creates an error about line `index`, counted from 0.
-fn line_error(path: &Path, index: usize, reason: String) -> PrepError {
-    PrepError::Line { path: path.to_path_buf(), line: index + 1, reason }
+/// Creates an error about line `line` of the list at `path`, counted from 1.
+fn line_error(path: &Path, line: usize, reason: String) -> PrepError {
+    PrepError::Line { path: path.to_path_buf(), line, reason }
 }
 
 /// Returns the value of a cell of a line as text; `None` if it is null.

@@ -38,6 +38,7 @@ pub fn open_shards(specs: &[String], storage: &Storage) -> Result<Vec<Shard>, Pr
     let mut shards = Vec::new();
     for spec in specs {
         if is_folder_of_images(spec)? {
+            storage.warn_unused_columns(spec);
             shards.extend(folder_as_shards(spec)?);
         } else {
             let sources = storage.sources(std::slice::from_ref(spec))?;
@@ -83,7 +84,7 @@ fn files_as_shard(files: &[String]) -> Result<Shard, PrepError> {
         let path = PathBuf::from(file);
         let Some(extension) = readable_extension(&path) else { continue };
         let name = name_of(Path::new(path.file_name().unwrap_or(path.as_os_str())));
-        images.push(ImageFile { key: keys.unique(&name), extension, path, class: None });
+        images.push(ImageFile { key: keys.unique(&name), extension, path, class: None, mask: None });
     }
     Ok(shard_from_files("images", &images)?)
 }
@@ -118,6 +119,9 @@ impl Inputs {
     /// # Errors
     /// [`PrepError::Data`].
     pub fn sources(&self, storage: &Storage) -> Result<Vec<Source>, PrepError> {
+        if let Some(folder) = self.folders.first() {
+            storage.warn_unused_columns(folder);
+        }
         if self.shards.is_empty() {
             return Ok(Vec::new());
         }
@@ -172,7 +176,10 @@ fn folder_as_shards(spec: &str) -> Result<Vec<Shard>, PrepError> {
     for entry in images.entries {
         let key = keys.unique(&entry.name);
         match readable_extension(&entry.path) {
-            Some(extension) => files.push(ImageFile { key, extension, path: entry.path, class: entry.class }),
+            Some(extension) => {
+                let class = entry.classes.map(|classes| classes.join("\n"));
+                files.push(ImageFile { key, extension, path: entry.path, class, mask: entry.mask });
+            }
             None => others.push(entry.name),
         }
     }

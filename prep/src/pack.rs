@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use augment::DecodeRules;
 use augment::bands::{self, MapData};
 use augment::facts::facts;
-use pipeline::shard::NO_CLASS;
 use pipeline::shard::write::{ShardFile, ShardLimits, plan_shards, sample_bytes};
 use pipeline::words::counted;
 use pipeline::{PipelineError, Progress, Shard, file};
@@ -21,13 +20,13 @@ use serde_json::{Map, Value, json};
 
 use crate::bands::{Sample, join_bands};
 use crate::bits::{BitsUsed, N_INSPECTED};
-use crate::classes::{Classes, write_classes};
+use crate::classes::{Classes, warn_of_parts, write_classes};
 use crate::error::PrepError;
 use crate::files::{
     FoundFiles, SIDECAR_EXTENSIONS, SampleFile, extension, extensions, find_images, report_skipped,
 };
 use crate::folder_lock::lock_for;
-use crate::image_file::read_files;
+use crate::image_file::{read_files, read_mask};
 use crate::keys::Keys;
 use crate::order::shuffle;
 pub use crate::pack_job::PackJob;
@@ -119,6 +118,7 @@ pub fn pack(job: &PackJob<'_>, progress: &dyn Progress) -> Result<Packed, PrepEr
     if let Some(names) = contents.classes.names()
         && !matches!(job.work, Work::Join(_))
     {
+        warn_of_parts(names, &job.input.display().to_string());
         write_classes(job.out, names)?;
     }
     let shards = job.work.range(contents.shards.len());
@@ -167,8 +167,8 @@ fn plan_contents(
     samples: Vec<Sample>,
     skipped: BTreeMap<String, usize>,
 ) -> Result<Contents, PrepError> {
-    let labels = samples.iter().filter_map(|sample| sample.entry.class.as_ref());
-    let classes = Classes::from_labels(job.classes, job.out, job.overwrite, labels)?;
+    let stated = samples.iter().flat_map(|sample| sample.entry.classes.iter().flatten());
+    let classes = Classes::new(job.classes, job.out, job.overwrite, stated)?;
     // Keys are numbered in the order of the list, for any seed.
     let mut keys = Keys::default();
     let mut samples: Vec<(String, Sample)> =
@@ -182,15 +182,6 @@ fn plan_contents(
     Ok(Contents { samples, sizes_bytes, classes, shards, skipped })
 }
 
-/// Returns the text of the class member of a sample: the numbers of its classes, one a line. A
-/// sample without a class states that if it is in a folder, which would otherwise be its class.
-fn class_text(key: &str, entry: &SampleFile, classes: &Classes) -> Result<Option<String>, PrepError> {
-    let Some(class) = &entry.class else {
-        return Ok(key.contains('/').then(|| NO_CLASS.to_string()));
-    };
-    Ok(Some(classes.numbers(class)?))
-}
-
 /// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if the size of
 /// shards is not limited.
 fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits) -> Result<u64, PrepError> {
@@ -198,7 +189,8 @@ fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits
         return Ok(0);
     }
     let entry = &sample.entry;
-    let label = class_text(key, entry, classes)?.map(|text| ("cls", text.len() as u64));
+    let class = classes.member_text(entry.classes.as_deref(), key, &entry.columns)?;
+    let class = class.map(|text| ("cls", text.len() as u64));
     let columns = columns_text(&sample_columns(key, entry)).map(|text| ("json", text.len() as u64));
     let mut files: Vec<(String, u64)> = Vec::new();
     for file in &sample.files {
@@ -206,8 +198,25 @@ fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits
         // A file that cannot be read is not packed.
         files.push((extension, fs::metadata(&file.path).map_or(0, |metadata| metadata.len())));
     }
+    if let Some(mask) = &entry.mask {
+        let len_bytes = fs::metadata(&mask.path).map_or(0, |metadata| metadata.len());
+        files.push((mask.extension.to_string(), len_bytes));
+    }
     let files = files.iter().map(|(extension, len)| (extension.as_str(), *len));
-    Ok(sample_bytes(key, files.chain(label).chain(columns)))
+    Ok(sample_bytes(key, files.chain(class).chain(columns)))
+}
+
+/// Files of a sample, each with its extension in the shard and its bytes.
+struct ReadSample {
+    /// Files of the image: one, or one for each band.
+    files: Vec<(String, Vec<u8>)>,
+    /// Mask of the image, if it has one.
+    mask: Option<(String, Vec<u8>)>,
+}
+
+/// Reads the files of a sample.
+fn read_sample(sample: &Sample) -> Result<ReadSample, PrepError> {
+    Ok(ReadSample { files: read_files(sample)?, mask: read_mask(sample)? })
 }
 
 /// Writes a shard, unless none of its images can be packed.
@@ -221,12 +230,12 @@ fn write_shard(
     let mut writer = None;
     let mut failures = String::new();
     for chunk in contents.samples[contents.shards[shard].clone()].chunks(CHUNK) {
-        let read: Vec<_> = chunk.par_iter().map(|(_, sample)| read_files(sample)).collect();
-        for ((key, Sample { entry, .. }), files) in chunk.iter().zip(read) {
+        let read: Vec<_> = chunk.par_iter().map(|(_, sample)| read_sample(sample)).collect();
+        for ((key, Sample { entry, .. }), read) in chunk.iter().zip(read) {
             progress.advance(1);
-            let label = class_text(key, entry, &contents.classes)?;
-            match files {
-                Ok(files) => {
+            let class = contents.classes.member_text(entry.classes.as_deref(), key, &entry.columns)?;
+            match read {
+                Ok(ReadSample { files, mask }) => {
                     let is_turned = files.iter().any(|(_, file)| facts(file).is_ok_and(|facts| facts.turned));
                     noticed.n_turned += usize::from(is_turned);
                     if noticed.bits.n_images < N_INSPECTED {
@@ -237,7 +246,7 @@ fn write_shard(
                         writer = Some(ShardFile::create(&shard_path(job, shard))?);
                     }
                     if let Some(writer) = &mut writer {
-                        add_sample(writer, key, entry, &files, label)?;
+                        add_sample(writer, key, entry, &files, mask, class)?;
                     }
                 }
                 Err(error) => {
@@ -290,7 +299,7 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> Resul
         }
         for (_, sample) in &contents.samples[contents.shards[shard].clone()] {
             if !failed.contains(&sample.entry.name) {
-                classes.extend(sample.entry.class.iter().flat_map(|class| class.lines()));
+                classes.extend(sample.entry.classes.iter().flatten().map(String::as_str));
             }
         }
         lines.push_str(&text);
@@ -345,13 +354,14 @@ fn columns_text(columns: &Map<String, Value>) -> Option<String> {
     (!columns.is_empty()).then(|| Value::Object(columns.clone()).to_string())
 }
 
-/// Adds a sample: its image, its class, and its columns, with the map data of its image.
+/// Adds a sample: its image, its mask, its class, and its columns, with the map data of its image.
 fn add_sample(
     writer: &mut ShardFile,
     key: &str,
     entry: &SampleFile,
     files: &[(String, Vec<u8>)],
-    label: Option<String>,
+    mask: Option<(String, Vec<u8>)>,
+    class: Option<String>,
 ) -> Result<(), PrepError> {
     let mut columns = sample_columns(key, entry);
     if let Some((_, first)) = files.first()
@@ -364,7 +374,8 @@ fn add_sample(
     let columns = columns_text(&columns);
     let mut members: Vec<(&str, &[u8])> =
         files.iter().map(|(extension, bytes)| (extension.as_str(), bytes.as_slice())).collect();
-    members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
+    members.extend(mask.iter().map(|(extension, bytes)| (extension.as_str(), bytes.as_slice())));
+    members.extend(class.iter().map(|class| ("cls", class.as_bytes())));
     members.extend(columns.iter().map(|columns| ("json", columns.as_bytes())));
     Ok(writer.add(key, &members)?)
 }

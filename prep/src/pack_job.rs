@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use pipeline::shard::write::ShardLimits;
 use pipeline::{ColumnNames, PipelineError};
-use serde_json::json;
+use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::bands::Sample;
@@ -107,7 +107,11 @@ fn remove_failures(job: &PackJob<'_>) -> Result<(), PrepError> {
 fn description(job: &PackJob<'_>, contents: &Contents) -> Job {
     let mut hash = Xxh3::new();
     for ((key, Sample { entry, .. }), size_bytes) in contents.samples.iter().zip(&contents.sizes_bytes) {
-        let line = json!([key, entry.name, entry.class, entry.columns, size_bytes]);
+        let classes = entry.classes.as_ref().map(|classes| classes.join("\n"));
+        let mut line = json!([key, entry.name, classes, entry.columns, size_bytes]);
+        if let (Some(mask), Value::Array(values)) = (&entry.mask, &mut line) {
+            values.push(json!(mask.extension));
+        }
         hash.update(line.to_string().as_bytes());
     }
     for shard in &contents.shards {

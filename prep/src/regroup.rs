@@ -224,12 +224,12 @@ pub fn subset(
 ) -> Result<BTreeMap<String, Regrouped>, PrepError> {
     let (sources, shards) = open_shards(job, storage)?;
     let mut positions = all_positions(&shards);
+    let mut keys = Value::Null;
     if let Some(path) = selection.keys {
         let list = KeyList::read(path)?;
-        positions.retain(|position| {
-            let shard = &shards[position.shard];
-            list.names(Some(&shard.name()), shard.key(position.index))
-        });
+        positions = select_keys(&list, path, &shards, positions);
+        // Another list in the same file is another job.
+        keys = json!([path, list.hash()]);
     }
     if !selection.classes.is_empty() {
         positions = select_classes(selection.classes, &sources, &shards, positions)?;
@@ -242,11 +242,32 @@ pub fn subset(
         positions = indices.into_iter().map(|i| positions[i]).collect();
     }
     let settings = json!({
-        "prefix": prefix, "count": selection.count, "seed": selection.seed, "keys": selection.keys,
+        "prefix": prefix, "count": selection.count, "seed": selection.seed, "keys": keys,
         "classes": selection.classes,
     });
     let parts = [(prefix.to_string(), positions)];
     write(job, "subset", settings, &sources, &shards, &parts, progress)
+}
+
+/// Returns those of `positions` that `list`, the file at `path`, names. Warns of its other lines.
+fn select_keys(
+    list: &KeyList,
+    path: &Path,
+    shards: &[Shard],
+    positions: Vec<SamplePosition>,
+) -> Vec<SamplePosition> {
+    let mut kept = Vec::new();
+    let mut found = HashSet::new();
+    for position in positions {
+        let shard = &shards[position.shard];
+        let lines = list.lines_of(Some(&shard.name()), shard.key(position.index));
+        if !lines.is_empty() {
+            kept.push(position);
+        }
+        found.extend(lines);
+    }
+    list.report_others(path, &found);
+    kept
 }
 
 /// Returns those of `positions` whose class is among `wanted`, by the samples' own labels, or by
@@ -257,7 +278,7 @@ fn select_classes(
     shards: &[Shard],
     positions: Vec<SamplePosition>,
 ) -> Result<Vec<SamplePosition>, PrepError> {
-    let names = read_class_names(sources);
+    let names = read_class_names(sources)?;
     let mut classes: HashSet<String> = HashSet::new();
     for class in wanted {
         match names.iter().position(|name| name == class) {
@@ -343,6 +364,8 @@ fn write(
             check_keys(positions.iter().map(|position| (&shards[position.shard], position.index)))?;
         }
     }
+    // Before the folder is claimed by a job that cannot be done.
+    read_class_names(sources)?;
     let _lock = lock_folder(job.out)?;
     claim(input_identities(sources, shards, job.out)?, job.out, verb, &settings, false)?;
     copy_classes(sources, job.out, false)?;

@@ -10,12 +10,13 @@ use std::path::{Path, PathBuf};
 
 use pipeline::shard::image::{compare_names, is_band};
 use pipeline::shard::write::ShardFile;
+use pipeline::shard::{IMAGE_EXTENSIONS, MASK_EXTENSIONS};
 use pipeline::url::ShardUrl;
 use pipeline::{Progress, Shard, Source, Storage, file};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use crate::classes::copy_classes;
+use crate::classes::{copy_classes, read_class_names};
 use crate::error::PrepError;
 use crate::folder_lock::{FolderLock, lock_folder};
 use crate::job::Job;
@@ -41,10 +42,18 @@ pub(crate) struct Item<'a> {
 pub(crate) enum Verdict {
     /// Write the sample unchanged.
     Keep,
-    /// Write the sample with another image: extension and bytes.
-    Replace(&'static str, Vec<u8>),
+    /// Write the sample with these members in place of others.
+    Replace(Vec<NewMember>),
     /// Leave the sample out, for this reason.
     Drop(String),
+}
+
+/// A member that takes the place of another one.
+pub(crate) struct NewMember {
+    /// Extension of the member that it replaces.
+    pub(crate) replaced: String,
+    pub(crate) extension: String,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// Counts of a job.
@@ -56,7 +65,7 @@ pub struct RewriteTotals {
     pub n_existing_shards: u64,
     /// Number of samples that were written unchanged.
     pub n_kept: u64,
-    /// Number of samples that were written with another image.
+    /// Number of samples of which members were replaced.
     pub n_replaced: u64,
     /// Number of samples that were left out.
     pub n_dropped: u64,
@@ -108,8 +117,12 @@ pub(crate) struct Output<'a> {
 impl Item<'_> {
     /// Returns the image of the sample: extension and bytes.
     pub(crate) fn image(&self) -> Option<&(String, Vec<u8>)> {
-        use pipeline::shard::IMAGE_EXTENSIONS;
         IMAGE_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
+    }
+
+    /// Returns the mask of the sample: extension and bytes.
+    pub(crate) fn mask(&self) -> Option<&(String, Vec<u8>)> {
+        MASK_EXTENSIONS.iter().find_map(|wanted| self.members.iter().find(|(ext, _)| ext == wanted))
     }
 
     /// Returns the files of the sample's image: one, or one for each band.
@@ -159,6 +172,8 @@ pub(crate) fn rewrite_locked(
     progress: &dyn Progress,
     judge: impl Fn(&Item<'_>) -> Verdict + Sync,
 ) -> Result<RewriteTotals, PrepError> {
+    // Before the folder is claimed by a job that cannot be done.
+    read_class_names(sources)?;
     claim(input_identities(sources, shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
     copy_classes(sources, job.out, job.overwrite)?;
     let mut totals = RewriteTotals::default();
@@ -229,9 +244,9 @@ fn rewrite_shard(
                     totals.n_kept += 1;
                     std::mem::take(&mut item.members)
                 }
-                Verdict::Replace(extension, bytes) => {
+                Verdict::Replace(new) => {
                     totals.n_replaced += 1;
-                    replace_image(&item, extension, bytes)
+                    replace_members(std::mem::take(&mut item.members), new)
                 }
             };
             totals.bytes_out += total_bytes(&members);
@@ -260,17 +275,14 @@ fn total_bytes(members: &[(String, Vec<u8>)]) -> u64 {
     members.iter().map(|(_, bytes)| bytes.len() as u64).sum()
 }
 
-/// Returns the members of `item` with its image replaced in place.
-fn replace_image(item: &Item<'_>, extension: &str, bytes: Vec<u8>) -> Vec<(String, Vec<u8>)> {
-    let old = item.image().map(|(old, _)| old.clone()).unwrap_or_default();
-    let mut bytes = Some(bytes);
-    item.members
-        .iter()
-        .map(|(ext, data)| match bytes.take_if(|_| *ext == old) {
-            Some(new) => (extension.to_string(), new),
-            None => (ext.clone(), data.clone()),
-        })
-        .collect()
+/// Returns `members` with those of `new` in the places of the ones that they replace.
+fn replace_members(mut members: Vec<(String, Vec<u8>)>, new: Vec<NewMember>) -> Vec<(String, Vec<u8>)> {
+    for NewMember { replaced, extension, bytes } in new {
+        if let Some(member) = members.iter_mut().find(|(known, _)| *known == replaced) {
+            *member = (extension, bytes);
+        }
+    }
+    members
 }
 
 /// Returns the path of the list of dropped samples beside a shard.

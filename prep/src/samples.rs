@@ -4,8 +4,10 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use pipeline::shard::write::{ShardLimits, ShardWriter};
+use pipeline::words::counted;
 use pipeline::{Progress, Shard};
 use serde_json::{Value, json};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::PrepError;
 
@@ -52,7 +54,11 @@ pub fn write_samples(
 
 /// A list of samples: a line is a key, or shard, tab and key, because keys of different shards may
 /// be the same.
-pub struct KeyList(HashSet<String>);
+pub struct KeyList {
+    lines: HashSet<String>,
+    /// Hash of the bytes of the file.
+    hash: u64,
+}
 
 impl KeyList {
     /// Reads the list at `path`.
@@ -61,13 +67,46 @@ impl KeyList {
     /// [`PrepError::Io`].
     pub fn read(path: &Path) -> Result<Self, PrepError> {
         let text = std::fs::read_to_string(path).map_err(|error| PrepError::io("read", path, error))?;
-        // As keys are read: without what tar writes before the names of a folder's files.
-        Ok(Self(text.lines().map(|line| line.strip_prefix("./").unwrap_or(line).to_string()).collect()))
+        let mut lines = HashSet::new();
+        for line in text.lines().filter(|line| !line.is_empty()) {
+            // As keys are read: without what tar writes before the names of a folder's files.
+            lines.insert(line.strip_prefix("./").unwrap_or(line).to_string());
+        }
+        Ok(Self { lines, hash: xxh3_64(text.as_bytes()) })
+    }
+
+    /// Returns the hash of the bytes of the file, by which a job recognizes its list.
+    pub fn hash(&self) -> String {
+        format!("{:016x}", self.hash)
     }
 
     /// Returns whether the list names the sample `key` of `shard`.
     pub fn names(&self, shard: Option<&str>, key: &str) -> bool {
-        self.0.contains(key) || shard.is_some_and(|shard| self.0.contains(&format!("{shard}\t{key}")))
+        !self.lines_of(shard, key).is_empty()
+    }
+
+    /// Returns the lines that name the sample `key` of `shard`.
+    pub fn lines_of(&self, shard: Option<&str>, key: &str) -> Vec<&str> {
+        let mut lines = Vec::new();
+        lines.extend(self.lines.get(key).map(String::as_str));
+        if let Some(shard) = shard {
+            lines.extend(self.lines.get(&format!("{shard}\t{key}")).map(String::as_str));
+        }
+        lines
+    }
+
+    /// Warns of the lines of the list, the file at `path`, that are not among `found`, those that
+    /// name a sample.
+    pub fn report_others(&self, path: &Path, found: &HashSet<&str>) {
+        let others = self.lines.iter().filter(|line| !found.contains(line.as_str()));
+        // The first one by name: the order of a set changes from run to run.
+        let Some(first) = others.clone().min() else { return };
+        tracing::warn!(
+            "{}: {} without a sample in these shards, such as {first:?}: a line is the key of a sample, as \
+             `ocelli shards ls` lists it, or its shard, a tab and the key",
+            path.display(),
+            counted(others.count() as u64, "line")
+        );
     }
 }
 

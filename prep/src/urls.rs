@@ -17,6 +17,7 @@ use augment::{DecodeRules, Image};
 use crossbeam::channel::bounded;
 use pipeline::remote::{Client, GetLimits, RetryPolicy};
 use pipeline::secrets::address_without_secrets;
+use pipeline::shard::classes::Columns;
 use pipeline::shard::write::ShardFile;
 use pipeline::{Progress, file};
 use serde_json::{Value, json};
@@ -159,11 +160,11 @@ pub fn pack_urls(
     }
     job.work.check_overwrite(job.overwrite)?;
     let _lock = lock_for(job.work, job.out, job.prefix)?;
-    let labels = rows.iter().filter_map(|row| row.label.as_ref());
-    let classes = Classes::from_labels(job.classes, job.out, job.overwrite, labels)?;
-    // A label without a number is reported before anything is fetched.
-    for label in rows.iter().filter_map(|row| row.label.as_ref()) {
-        classes.numbers(label)?;
+    let stated = rows.iter().flat_map(|row| row.classes.iter().flatten());
+    let classes = Classes::new(job.classes, job.out, job.overwrite, stated)?;
+    // A class without a number is reported before anything is fetched.
+    for row in &rows {
+        class_member(row, 0, &classes)?;
     }
     shuffle(&mut rows, job.seed);
     claim_folder(job, web, &classes)?;
@@ -179,8 +180,8 @@ pub fn pack_urls(
 fn claim_folder(job: &PackJob<'_>, web: &WebRules, classes: &Classes) -> Result<(), PrepError> {
     let text = fs::read(job.input).map_err(|error| PrepError::io("read", job.input, error))?;
     let mut settings = json!({
-        // 2 since all columns are kept.
-        "version": 2,
+        // 2 since all columns are kept, 3 since they keep their names.
+        "version": 3,
         "prefix": job.prefix,
         "samples_per_shard": job.limits.max_samples,
         "seed": job.seed,
@@ -191,6 +192,12 @@ fn claim_folder(job: &PackJob<'_>, web: &WebRules, classes: &Classes) -> Result<
     });
     if job.work.n_parts() > 1 {
         settings["parts"] = json!(job.work.n_parts());
+    }
+    if let Some(column) = &job.columns.image {
+        settings["image_column"] = json!(column);
+    }
+    if let Some(column) = &job.columns.label {
+        settings["label_column"] = json!(column);
     }
     let inputs = vec![json!(format!("{:016x}", xxh3_64(&text)))];
     claim(inputs, job.out, "pack --urls", &settings, job.overwrite)
@@ -320,12 +327,12 @@ impl<'a> Writer<'a> {
             Err(reason) => {
                 self.totals.n_failed += 1;
                 let mut failure = row_columns(row);
-                failure["reason"] = json!(reason);
-                if failure["url"] != json!(row.target) {
+                replace_column(&mut failure, "reason", "list_reason", json!(reason));
+                if address_without_secrets(&row.target) != row.target {
                     // The address without its secrets does not suffice to fetch the image.
-                    failure["row"] = json!(index);
+                    replace_column(&mut failure, "row", "list_row", json!(index));
                 }
-                open.failures.push(failure);
+                open.failures.push(Value::Object(failure));
             }
             Ok(fetched) => {
                 self.totals.n_fetched += 1;
@@ -351,11 +358,26 @@ impl<'a> Writer<'a> {
 }
 
 /// Returns the columns of a row without the secrets of the addresses in them: shards are shared.
-fn row_columns(row: &ListRow) -> Value {
-    let mut columns = Value::Object(row.columns.clone());
-    redact(&mut columns);
-    columns["url"] = json!(address_without_secrets(&row.target));
+fn row_columns(row: &ListRow) -> Columns {
+    let mut columns = row.columns.clone();
+    columns.values_mut().for_each(redact);
+    add_column(&mut columns, "url", "image_url", json!(address_without_secrets(&row.target)));
     columns
+}
+
+/// Adds a column called `name`, or `other_name` if the list has one of that name. Columns of the
+/// list stay as they are.
+fn add_column(columns: &mut Columns, name: &str, other_name: &str, value: Value) {
+    let name = if columns.contains_key(name) { other_name } else { name };
+    columns.entry(name).or_insert(value);
+}
+
+/// Sets the column `name`, which a list of failures that is packed again has from before. The value
+/// that the list has for it is then called `list_name`, unless the list has that column, too.
+fn replace_column(columns: &mut Columns, name: &str, list_name: &str, value: Value) {
+    if let Some(listed) = columns.insert(name.to_string(), value) {
+        columns.entry(list_name).or_insert(listed);
+    }
 }
 
 /// Removes the secrets of all addresses in `value`.
@@ -393,19 +415,26 @@ fn write(
     classes: &Classes,
 ) -> Result<(), PrepError> {
     let mut columns = row_columns(row);
-    columns["width"] = json!(fetched.width_px);
-    columns["height"] = json!(fetched.height_px);
-    let columns = columns.to_string();
-    let label = match &row.label {
-        Some(label) => Some(classes.numbers(label)?),
-        None => None,
-    };
+    add_column(&mut columns, "width", "image_width", json!(fetched.width_px));
+    add_column(&mut columns, "height", "image_height", json!(fetched.height_px));
+    let columns = Value::Object(columns).to_string();
+    let class = class_member(row, index, classes)?;
     let mut members: Vec<(&str, &[u8])> = vec![(fetched.extension, &fetched.image)];
-    members.extend(label.iter().map(|label| ("cls", label.as_bytes())));
+    members.extend(class.iter().map(|class| ("cls", class.as_bytes())));
     let caption = row.caption.as_deref().map(redact_words);
     members.extend(caption.iter().map(|caption| ("txt", caption.as_bytes())));
     members.push(("json", columns.as_bytes()));
-    Ok(file.add(&format!("{index:09}"), &members)?)
+    Ok(file.add(&key(index), &members)?)
+}
+
+/// Returns the key of the sample of a row, by its index.
+fn key(index: usize) -> String {
+    format!("{index:09}")
+}
+
+/// Returns the text of the class member of a row, by its index.
+fn class_member(row: &ListRow, index: usize, classes: &Classes) -> Result<Option<String>, PrepError> {
+    classes.member_text(row.classes.as_deref(), &key(index), &row.columns)
 }
 
 impl Open {

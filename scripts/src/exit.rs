@@ -66,6 +66,7 @@ fn session_code(error: &SessionError) -> u8 {
     match error {
         SessionError::Io { source, .. }
         | SessionError::FileSystem { source, .. }
+        | SessionError::NotDownloaded { source, .. }
         | SessionError::CheckpointRemoved { source, .. } => file_code(source),
         SessionError::Ranks(error) | SessionError::Fabric { source: error, .. } => engine_code(error),
         SessionError::Prep(error) => prep_code(error),
@@ -84,6 +85,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::BeganWithWeights { .. }
         | SessionError::BeganWithHeads { .. }
         | SessionError::BeganWithNetwork { .. }
+        | SessionError::InitialClasses { .. }
         | SessionError::DoesNotFit { .. }
         | SessionError::OtherWeights { .. }
         | SessionError::ForkNotStarted { .. }
@@ -179,6 +181,7 @@ fn prep_code(error: &PrepError) -> u8 {
         | PrepError::NotUrls { .. }
         | PrepError::NoUrls { .. }
         | PrepError::OtherClassList { .. }
+        | PrepError::ClassLists { .. }
         | PrepError::OtherClasses { .. }
         | PrepError::UnknownClass { .. }
         | PrepError::NotNumber { .. }
@@ -187,6 +190,7 @@ fn prep_code(error: &PrepError) -> u8 {
         | PrepError::Undecodable { .. }
         | PrepError::Unencodable { .. }
         | PrepError::Jpeg(_)
+        | PrepError::Png(_)
         | PrepError::Augment(_) => CONFIGURATION,
     }
 }

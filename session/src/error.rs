@@ -37,6 +37,18 @@ pub enum SessionError {
         /// The cause.
         source: std::io::Error,
     },
+    /// Weights are named by a model or an address.
+    #[error(
+        "cannot open {}: {source}; names of models and addresses are not downloaded: give a file or folder \
+         on this machine (docs/weights.md says how to get one)",
+        path.display()
+    )]
+    NotDownloaded {
+        /// The name or address.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
     /// An operation of the file system failed; the text is the system's.
     #[error("{source}")]
     FileSystem {
@@ -137,6 +149,22 @@ pub enum SessionError {
     InitialHeads {
         /// The cause.
         source: Box<SessionError>,
+    },
+    /// The head for `init.heads` has learned other classes than the run is to learn.
+    #[error(
+        "init.heads: the head of {} has learned {}, and the images have {}: each class would begin with the \
+         weights of another, so remove init.heads, which begins with a new head",
+        path.display(),
+        listed(learned),
+        listed(wanted)
+    )]
+    InitialClasses {
+        /// The weights.
+        path: PathBuf,
+        /// Classes that the head has learned, in their order.
+        learned: Vec<String>,
+        /// Classes of the run, in their order.
+        wanted: Vec<String>,
     },
     /// Weights differ from those that the recipe states.
     #[error("the weights in {} do not match the recipe's init.fingerprint", path.display())]

@@ -70,7 +70,7 @@ pub(crate) fn begun_plan(workdir: &Path) -> Result<Option<Plan>, SessionError> {
 /// exist.
 ///
 /// # Errors
-/// [`SessionError::Io`], [`SessionError::CheckpointRemoved`].
+/// [`SessionError::Io`], [`SessionError::NotDownloaded`], [`SessionError::CheckpointRemoved`].
 pub(crate) fn check_paths(recipe: &Recipe, workdir: &Path, initial: &Initial) -> Result<(), SessionError> {
     if workdir.join("plan.toml").exists() {
         return Ok(());
@@ -103,6 +103,10 @@ pub(crate) fn prepare(
             heads: before.is_some_and(|init| init.heads),
             first_layer: before.and_then(|init| init.first_layer),
         });
+    } else if let Some(network) = &initial.hints.network
+        && let Some(init) = &mut recipe.init
+    {
+        init.network = Some(network.clone());
     }
     // A fork has the networks of its checkpoint.
     if initial.fork.is_some() && recipe.init.as_ref().is_some_and(|init| init.weights.is_empty()) {
@@ -314,8 +318,10 @@ fn read_fitted(
     hints: &Hints,
 ) -> Result<FittedWeights, SessionError> {
     let backbone = if init.heads {
-        Backbone::open_with_heads(path, init.network.as_deref())
-            .map_err(|source| SessionError::InitialHeads { source: Box::new(source) })?
+        let backbone = Backbone::open_with_heads(path, init.network.as_deref())
+            .map_err(|source| SessionError::InitialHeads { source: Box::new(source) })?;
+        check_classes(&backbone, path, recipe)?;
+        backbone
     } else {
         Backbone::open(path, &Hints { network: init.network.clone(), ..hints.clone() })?
     };
@@ -341,6 +347,27 @@ fn read_fitted(
     let n_channels = backbone.model.n_channels();
     let preprocessing = backbone.preprocessing;
     Ok(FittedWeights { tensors, fingerprint, origins, preprocessing, n_channels, unused_head })
+}
+
+/// Checks that the head of `backbone`, the weights in `path`, has learned the classes of `recipe`,
+/// in their order, if both have classes.
+///
+/// # Errors
+/// [`SessionError::InitialClasses`].
+fn check_classes(backbone: &Backbone, path: &Path, recipe: &Recipe) -> Result<(), SessionError> {
+    let (learned, wanted) = match (&backbone.classifier, &backbone.decoder) {
+        (Some(classifier), _) => (&classifier.classes, recipe.method.classes()),
+        (None, Some(decoder)) => (&decoder.classes, recipe.method.pixel_classes()),
+        (None, None) => return Ok(()),
+    };
+    match wanted {
+        Some(wanted) if wanted != learned.as_slice() => Err(SessionError::InitialClasses {
+            path: path.to_path_buf(),
+            learned: learned.clone(),
+            wanted: wanted.to_vec(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Head for labels that weights have and a run does not begin with.

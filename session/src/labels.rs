@@ -19,7 +19,7 @@ use eval::image_sets::{set_name, with_names};
 use eval::{ImageSet, Source};
 use pipeline::words::{counted, thousands};
 use pipeline::{Dataset, Storage};
-use prep::classes::report_class_folders;
+use prep::classes::{report_class_folders, warn_of_parts};
 use trainer::Recipe;
 use trainer::run::Labels;
 
@@ -78,6 +78,9 @@ pub(crate) fn open(
     let images = images.numbered(&classes).map_err(|classes| SessionError::UnlistedClasses { classes })?;
     let labels = read_labels(&images, is_multi_label)?;
     check_all_used(&images, &labels)?;
+    if rank == 0 {
+        warn_of_parts(&classes, &images.name);
+    }
     let n_unlabeled = labels.len() as u64 - labels.n_labeled();
     if n_unlabeled > 0 && rank == 0 {
         let hint =

@@ -17,6 +17,14 @@ use crate::error::SessionError;
 use crate::head::{TrainedHead, trained_head};
 use crate::provenance::Provenance;
 
+/// Beginnings of the names of models in other libraries.
+const MODEL_NAMES: [&str; 9] =
+    ["vit_", "vit-", "dino_", "dinov2", "dinov3", "resnet", "regnet", "convnext", "deit"];
+
+/// Extensions of files of weights. The name of a model of timm has a tag there, such as
+/// `vit_base_patch16_224.augreg_in21k`.
+const FILE_EXTENSIONS: [&str; 7] = ["pth", "pt", "bin", "ckpt", "tar", "safetensors", "onnx"];
+
 /// A backbone with its weights.
 pub struct Backbone {
     /// Configuration of the network.
@@ -217,14 +225,52 @@ pub(crate) fn preprocessing_of_recipe(recipe: &Recipe) -> Preprocessing {
     preprocessing
 }
 
+/// Returns whether `path` looks like the address of weights, or the name of a model in a library.
+fn is_model_name(path: &Path) -> bool {
+    let text = path.to_string_lossy();
+    let name = text.rsplit('/').next().unwrap_or_default();
+    let begins_like_model = MODEL_NAMES.iter().any(|start| name.starts_with(start));
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    let is_file = FILE_EXTENSIONS.contains(&extension.as_ref());
+    let is_address = text.contains("://") || text.starts_with("hf-hub:") || text.starts_with("hf_hub:");
+    is_address || (begins_like_model && !is_file)
+}
+
 /// Checks that `path` exists; the error about a removed checkpoint lists the remaining ones.
 pub(crate) fn check_exists(path: &Path) -> Result<(), SessionError> {
     let Err(source) = std::fs::metadata(path) else { return Ok(()) };
     let path = path.to_path_buf();
     let others = path.parent().map(steps).unwrap_or_default();
     if others.is_empty() {
-        return Err(SessionError::Io { action: "open", path, source });
+        return Err(if is_model_name(&path) {
+            SessionError::NotDownloaded { path, source }
+        } else {
+            SessionError::Io { action: "open", path, source }
+        });
     }
     let steps = others.iter().map(|(step, _)| *step).collect();
     Err(SessionError::CheckpointRemoved { path, steps, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_models_are_told_from_missing_files() {
+        for name in [
+            "timm/vit_small_patch14_dinov2.lvd142m",
+            "hf-hub:timm/some_model",
+            "https://host/weights.pth",
+            "facebook/dinov2-small",
+            "resnet50",
+        ] {
+            let result = check_exists(Path::new(name));
+            assert!(matches!(result, Err(SessionError::NotDownloaded { .. })), "{name}: {result:?}");
+        }
+        for name in ["runs/none", "dinov2_vits14_pretrain.pth"] {
+            let result = check_exists(Path::new(name));
+            assert!(matches!(result, Err(SessionError::Io { .. })), "{name}: {result:?}");
+        }
+    }
 }

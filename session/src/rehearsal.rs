@@ -62,7 +62,7 @@ impl Rehearsal {
 }
 
 /// What a run does beside its steps.
-pub(crate) struct Besides<'a> {
+pub(crate) struct ExtraWork<'a> {
     /// How long each part takes.
     pub(crate) rehearsal: Rehearsal,
     /// Probes of the run, but for the search of views.
@@ -76,7 +76,7 @@ pub(crate) struct Besides<'a> {
     pub(crate) n_pictured: fn(u64, usize) -> u64,
 }
 
-impl Besides<'_> {
+impl ExtraWork<'_> {
     /// Returns the seconds of everything that the run of `plan` does beside its steps after the
     /// first `done`, whose checkpoints take as long as in `run_times`. How much that is depends on
     /// its length.
@@ -212,12 +212,12 @@ mod tests {
     /// images searched at the start, after every 50 and with random weights; pictures of one image
     /// for every step. In 399 steps, half as many images are searched.
     #[test]
-    fn besides_depend_on_the_length_of_the_run() {
+    fn extra_work_depends_on_the_length_of_the_run() {
         let text = include_str!("../../scripts/recipes/lejepa_cifar.toml");
         let mut plan = trainer::resolve(Recipe::parse(text, "test", &[]).unwrap(), 10_000).unwrap();
         plan.recipe.run.probe_every_steps = 100;
         let probes: Vec<Box<dyn Probe>> = vec![Box::new(Scores { is_watched: false })];
-        let besides = Besides {
+        let extra_work = ExtraWork {
             rehearsal: Rehearsal {
                 probes_s: vec![7.0],
                 searched_image_s: 0.5,
@@ -231,19 +231,22 @@ mod tests {
         };
         let times = RunTimes::default();
         plan.total_steps = 400;
-        assert_eq!(besides.seconds(&times, &plan, 0), 5.0 * 7.0 + 10.0 * 512.0 * 0.5 + 400.0 * 0.25 + 2.0);
-        assert_eq!(besides.seconds(&times, &plan, 200), 2.0 * 7.0 + 5.0 * 512.0 * 0.5 + 400.0 * 0.25 + 2.0);
+        assert_eq!(extra_work.seconds(&times, &plan, 0), 5.0 * 7.0 + 10.0 * 512.0 * 0.5 + 400.0 * 0.25 + 2.0);
+        assert_eq!(
+            extra_work.seconds(&times, &plan, 200),
+            2.0 * 7.0 + 5.0 * 512.0 * 0.5 + 400.0 * 0.25 + 2.0
+        );
         plan.total_steps = 399;
-        assert_eq!(besides.seconds(&times, &plan, 0), 5.0 * 7.0 + 10.0 * 256.0 * 0.5 + 399.0 * 0.25 + 2.0);
+        assert_eq!(extra_work.seconds(&times, &plan, 0), 5.0 * 7.0 + 10.0 * 256.0 * 0.5 + 399.0 * 0.25 + 2.0);
         // The number that the run watches is scored once more at its end, also after a resumption.
         let watched: Vec<Box<dyn Probe>> = vec![Box::new(Scores { is_watched: true })];
-        let validated = Besides { probes: &watched, rehearsal: besides.rehearsal.clone(), ..besides };
-        let unwatched = Besides { probes: &probes, rehearsal: validated.rehearsal.clone(), ..validated };
+        let validated = ExtraWork { probes: &watched, rehearsal: extra_work.rehearsal.clone(), ..extra_work };
+        let unwatched = ExtraWork { probes: &probes, rehearsal: validated.rehearsal.clone(), ..validated };
         for done in [0, 200, 399] {
             let more_s = validated.seconds(&times, &plan, done) - unwatched.seconds(&times, &plan, done);
             assert_eq!(more_s, 7.0, "after {done} steps");
         }
-        let few = Besides { n_samples: 40, ..unwatched };
+        let few = ExtraWork { n_samples: 40, ..unwatched };
         assert_eq!(few.seconds(&times, &plan, 399), 256.0 * 0.5 + 40.0 * 0.25 + 2.0);
     }
 

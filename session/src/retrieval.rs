@@ -151,7 +151,7 @@ impl Probe for RetrievalProbe {
         interval(total_steps)
     }
 
-    /// Searches the views. Nobody has asked for it: a failure is reported, and the run goes on.
+    /// Searches the views. Nobody has asked for it: a failure is reported, and the run continues.
     fn run(
         &mut self,
         network: &Network,

@@ -33,7 +33,7 @@ use crate::labels;
 use crate::machine;
 use crate::masks;
 use crate::pixels::check_pixels;
-use crate::rehearsal::{Besides, Rehearsal, rehearse};
+use crate::rehearsal::{ExtraWork, Rehearsal, rehearse};
 use crate::retrieval::Search;
 use crate::validation::{LabeledImage, Reading, labeled, shown, weights};
 
@@ -46,8 +46,8 @@ pub fn plan_alone(recipe: Recipe, device: &Opened) -> Result<Plan, SessionError>
 }
 
 /// Plans steps of `recipe` by the ranks of `launch`, of which `n_sharers` compute on `device`, with
-/// as many kept graphs as fit: for a measurement, which follows no schedules, and they alone depend
-/// on the size of a data set.
+/// as many kept graphs as fit. For measurements: only schedules depend on the size of the data set,
+/// and a measurement has none.
 ///
 /// # Errors
 /// [`SessionError::Train`] for an invalid recipe, [`SessionError::DeviceType`].
@@ -177,7 +177,7 @@ impl Session {
     /// Opens the inputs of a rank, and records in the recipe the facts that files state.
     fn open_inputs(&mut self, storage: &Storage) -> Result<Inputs, SessionError> {
         let recipe = &mut self.recipe;
-        // Opening many shards takes long: what is misspelled is told before.
+        // Before shards are opened: that takes long if there are many.
         initial::check_paths(recipe, &self.workdir, &self.initial)?;
         let dataset = open_sampled(&recipe.data, storage)?;
         let images = labels::open(recipe, dataset, &self.workdir, self.launch.rank, storage)?;
@@ -461,16 +461,16 @@ impl Fitted {
         };
         let rehearsal = all_ready(comm, rehearsal)?;
         let slowest = comm.all_reduce("rehearsal", rehearsal.to_list(), Reduction::Max)?;
-        let besides = Besides {
+        let extra_work = ExtraWork {
             rehearsal: Rehearsal::from_list(&slowest),
             probes,
             search,
             n_samples: dataset.n_samples(),
             n_pictured,
         };
-        let elapsed_s = self.set_length(&timed, Some(&besides))?;
+        let elapsed_s = self.set_length(&timed, Some(&extra_work))?;
         if is_first {
-            self.report_length(&timed, &besides, elapsed_s);
+            self.report_length(&timed, &extra_work, elapsed_s);
         }
         self.timed = Some(timed);
         Ok(self)
@@ -478,14 +478,14 @@ impl Fitted {
 
     /// Sets the length of a run of minutes by the times of its parts, and returns the seconds that
     /// have passed since it was started. All ranks call it.
-    fn set_length(&mut self, timed: &Timed, besides: Option<&Besides<'_>>) -> Result<f64, SessionError> {
+    fn set_length(&mut self, timed: &Timed, extra_work: Option<&ExtraWork<'_>>) -> Result<f64, SessionError> {
         let Connected { session, comm, .. } = &self.connected;
         let elapsed_s = session.started.elapsed().as_secs_f64();
         let slowest_s = comm.all_reduce("time of the start", vec![elapsed_s], Reduction::Max)?[0];
         let left_s = 60.0 * timed.minutes - slowest_s;
         let first = self.first_step();
         let n_steps = timed.times.steps_within(left_s, &self.plan, first, &|plan: &Plan| {
-            besides.map_or(0.0, |besides| besides.seconds(&timed.times, plan, first))
+            extra_work.map_or(0.0, |extra_work| extra_work.seconds(&timed.times, plan, first))
         });
         // What a rank does beside its steps may depend on the files that it sees.
         let fewest = comm.all_reduce("number of steps", vec![-(n_steps as f64)], Reduction::Max)?;
@@ -494,17 +494,17 @@ impl Fitted {
         Ok(slowest_s)
     }
 
-    /// Returns the step that a run begins with: a fork goes on from that of its checkpoint.
+    /// Returns the step that a run begins with: a fork continues from that of its checkpoint.
     fn first_step(&self) -> u64 {
         initial::forked_step(&self.connected.session.workdir).unwrap_or_default()
     }
 
     /// Reports the length of a run of minutes, `elapsed_s` after it was started.
-    fn report_length(&self, timed: &Timed, besides: &Besides<'_>, elapsed_s: f64) {
+    fn report_length(&self, timed: &Timed, extra_work: &ExtraWork<'_>, elapsed_s: f64) {
         let Timed { minutes, times } = timed;
         let first = self.first_step();
         let n_steps = self.plan.total_steps - first;
-        let run_s = times.run_s(&self.plan, first) + besides.seconds(times, &self.plan, first);
+        let run_s = times.run_s(&self.plan, first) + extra_work.seconds(times, &self.plan, first);
         tracing::info!(
             "optim.length: {} in {}, of {} each, as measured by {} on the first batches, which are not part \
              of the run; {} have passed, and checkpoints, scores and pictures take {}",

@@ -384,6 +384,28 @@ fn the_network_and_the_head_of_weights_are_named() {
     pretrain(&world, "unlabeled", &["--set", "optim.length={steps=2}"]);
     let stderr = fails(&finetune(&world, "teacher", "unlabeled", &[]), 2);
     check_message(&format!("{NAME}.folder"), &lines_with(&stderr, "holds a run"));
+
+    // The flag holds for weights that the recipe names, too.
+    let weights = format!("init.weights='{}'", world.text("dino"));
+    let named = ["--set", &weights, "--network", "student"];
+    ok(&finetune_on(&world, "classifier.toml", ["sets/train", "sets/val"], "named", &named));
+    assert_eq!(plan(&world, "named")["recipe"]["init"]["fingerprint"], fingerprints[1]);
+}
+
+/// A head that has learned other classes is not begun with, even if there are as many.
+#[test]
+fn a_head_of_other_classes_is_refused() {
+    let world = prepare();
+    ok(&world.pretrain("dino", &["--set", "optim.length={steps=2}"]));
+    ok(&finetune(&world, "dino", "pets", &[]));
+    for (class, rgb) in ["ant", "bee"].into_iter().zip(COLORS) {
+        write_images(&world.path("sets/insects").join(class), 0..12, rgb);
+    }
+    let weights = world.text("pets");
+    let flags = ["--checkpoint", &weights, "--set", "init.heads=true"];
+    let sets = ["sets/insects", "sets/insects"];
+    let output = finetune_on(&world, "classifier.toml", sets, "insects", &flags);
+    check_message("finetune::a_head_of_other_classes_is_refused", &fails(&output, 2));
 }
 
 /// A classifier is trained for a time, and resumed with the steps of its plan.

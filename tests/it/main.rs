@@ -16,6 +16,8 @@ mod beginnings;
 mod browser;
 /// Images of many channels from a folder to an export.
 mod channels;
+/// Classes and masks that commands must neither drop nor mistake for others.
+mod classes;
 /// Comparison of images with others, in parts.
 mod comparison_parts;
 /// Kernels for NVIDIA GPUs, run on the CPU.

@@ -106,7 +106,7 @@ fn columns_and_several_classes_of_a_list_of_urls_are_kept() {
     let (server, _) = start_server(&world, Faults::default());
     let list = [
         format!(
-            r#"{{"url": "{}", "labels": ["red", "blue"], "license": "CC0", "score": 0.5,"#,
+            r#"{{"url": "{}", "labels": ["red", "blue"], "license": "CC0", "score": 0.5, "width": 7,"#,
             server.url("00000000.jpg")
         ) + r#" "page": "https://user:pw@host/a?token=secret", "caption": "see https://user:pw@host/b","#
             + r#" "more": [{"page": "https://user:pw@host/a?token=secret"}]}"#,
@@ -128,6 +128,8 @@ fn columns_and_several_classes_of_a_list_of_urls_are_kept() {
         n_labeled += 1;
         assert_eq!(classes, ["1", "0"]);
         assert_eq!((&columns["license"], &columns["score"]), (&"CC0".into(), &0.5.into()));
+        assert_eq!((&columns["width"], columns["image_width"].is_u64()), (&7.into(), true));
+        assert!(columns["height"].is_u64(), "{columns}");
         let text = columns.to_string();
         assert!(text.contains("https://") && !text.contains("secret") && !text.contains("pw@"), "{text}");
         let caption = String::from_utf8(member(&members, "txt").to_vec()).unwrap();
@@ -138,12 +140,17 @@ fn columns_and_several_classes_of_a_list_of_urls_are_kept() {
 
     // A row that failed has the same classes when it is packed again.
     let url = server.url("late.jpg");
-    fs::write(world.path("late.csv"), format!("url,tags\n{url},\"[\"\"red\"\", \"\"blue\"\"]\"\n")).unwrap();
+    let table = format!("url,tags,reason\n{url},\"[\"\"red\"\", \"\"blue\"\"]\",mine\n");
+    fs::write(world.path("late.csv"), table).unwrap();
     let tags = ["--label-column", "tags"];
     let output = pack(&world, &world.text("late.csv"), "late", &tags);
     assert_eq!(output.status.code(), Some(3), "every row has failed");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("/classes.txt --label-column tags --out"), "{text}");
+    let failures = fs::read_to_string(world.path("late/failures.jsonl")).unwrap();
+    let failure: Value = serde_json::from_str(&failures).unwrap();
+    assert_eq!((&failure["list_reason"], failure["reason"].is_string()), (&"mine".into(), true));
+    assert_ne!(failure["reason"], failure["list_reason"]);
     fs::copy(world.path("www/train-000000/00000000.jpg"), world.path("www/train-000000/late.jpg")).unwrap();
     let summary = report(&pack(&world, &world.text("late/failures.jsonl"), "again", &tags));
     assert_eq!(summary["fetched"], 1);

@@ -6,7 +6,7 @@ use pipeline::{Progress, Storage};
 use prep::PrepError;
 use prep::classes::copy_classes;
 use prep::folder_lock::{FolderLock, lock_for};
-use prep::open::is_folder_of_images;
+use prep::open::split_folders;
 use prep::rewrite::{JOB_FILE, claim};
 use prep::samples::{SampleOptions, check_keys, write_samples};
 use ranks::communicator::Communicator;
@@ -191,16 +191,8 @@ impl OutputFolder<'_> {
     }
 }
 
-/// Copies the class list that lies beside the first of `specs`, if any.
+/// Copies the class list that lies beside the shards of `specs`, if any.
 fn copy_class_names(specs: &[String], storage: &Storage, folder: &Path) -> Result<(), CurateError> {
-    let mut shards = Vec::new();
-    for spec in specs {
-        if !is_folder_of_images(spec)? {
-            shards.push(spec.clone());
-        }
-    }
-    if !shards.is_empty() {
-        copy_classes(&storage.sources(&shards)?, folder, false)?;
-    }
-    Ok(())
+    let sources = split_folders(specs)?.sources(storage)?;
+    Ok(copy_classes(&sources, folder, false)?)
 }

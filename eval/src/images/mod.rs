@@ -38,6 +38,37 @@ pub struct ImageSet {
     shared_names: HashSet<String>,
 }
 
+/// Classes of one or several sets, in one order.
+struct ClassUnion {
+    /// Classes as samples state them, by number: the first way to state each.
+    stated: Vec<String>,
+    /// Names of the classes, by number.
+    names: Vec<String>,
+    /// Number of each class, by every way in which samples state it.
+    numbers: HashMap<String, u32>,
+}
+
+impl ClassUnion {
+    /// Numbers the classes `all`, which are ordered. Some of them have a name in `by_class`: a
+    /// class that is stated by this name is the same, unless the name is `shared` by several.
+    fn new(all: Vec<String>, by_class: &HashMap<String, String>, shared: &HashSet<String>) -> Self {
+        let mut union = Self { stated: Vec::new(), names: Vec::new(), numbers: HashMap::new() };
+        let mut by_name: HashMap<String, u32> = HashMap::new();
+        for class in all {
+            let name = by_class.get(&class).unwrap_or(&class).clone();
+            let known = if shared.contains(&name) { None } else { by_name.get(&name).copied() };
+            let number = known.unwrap_or(union.stated.len() as u32);
+            if known.is_none() {
+                by_name.insert(name.clone(), number);
+                union.stated.push(class.clone());
+                union.names.push(name);
+            }
+            union.numbers.insert(class, number);
+        }
+        union
+    }
+}
+
 impl ImageSet {
     /// Opens all images of `source`. Classes are numbered in the order of their names: numbers
     /// first, by value, then words.
@@ -115,17 +146,37 @@ impl ImageSet {
     }
 
     /// Names the classes that samples state as numbers: class 3 gets the fourth of `names`, if
-    /// there are that many.
+    /// there are that many. A class that other samples state by this name is the same, unless
+    /// several of `names` are the same.
     pub fn named(mut self, names: &[String]) -> Self {
-        let mut classes = Vec::with_capacity(self.stated.len());
+        let mut by_class = HashMap::new();
         for class in &self.stated {
-            let name = class.parse().ok().and_then(|number: usize| names.get(number));
-            classes.push(name.unwrap_or(class).clone());
+            let number: Option<usize> = class.parse().ok();
+            if let Some(name) = number.and_then(|number| names.get(number)) {
+                by_class.insert(class.clone(), name.clone());
+            }
         }
-        self.classes = classes;
         let mut seen = HashSet::new();
         self.shared_names = names.iter().filter(|name| !seen.insert(name.as_str())).cloned().collect();
+        let union = ClassUnion::new(self.stated.clone(), &by_class, &self.shared_names);
+        self.renumber(&union);
         self
+    }
+
+    /// Numbers the classes as `union` does, which has all of them.
+    fn renumber(&mut self, union: &ClassUnion) {
+        let renumbered: Vec<u32> = self.stated.iter().map(|class| union.numbers[class]).collect();
+        for label in self.labels.iter_mut().flatten() {
+            *label = renumbered[*label as usize];
+        }
+        for labels in self.several.values_mut() {
+            let mut seen = HashSet::new();
+            *labels = labels.iter().map(|label| renumbered[*label as usize]).collect();
+            labels.retain(|label| seen.insert(*label));
+        }
+        self.several.retain(|_, labels| labels.len() > 1);
+        self.stated.clone_from(&union.stated);
+        self.classes.clone_from(&union.names);
     }
 
     /// Keeps only the images that have a class.
@@ -202,7 +253,7 @@ impl ImageSet {
     }
 
     /// Renumbers the classes of several sets by the union of their classes. A class that has a name
-    /// in one set has it in all.
+    /// in one set has it in all, and a class that another set states by this name is the same.
     ///
     /// # Errors
     /// [`EvalError::ClassNames`] if two sets have different names for a class.
@@ -224,15 +275,11 @@ impl ImageSet {
             }
         }
         let all = ordered(sets.iter().flat_map(|set| set.stated.iter().map(String::as_str)));
-        let by_name: HashMap<&str, u32> = all.iter().map(String::as_str).zip(0..).collect();
+        let by_class = named.into_iter().map(|(class, (name, _))| (class, name)).collect();
+        let shared = sets.iter().flat_map(|set| set.shared_names.iter().cloned()).collect();
+        let union = ClassUnion::new(all, &by_class, &shared);
         for set in sets {
-            let renumbered: Vec<u32> = set.stated.iter().map(|name| by_name[name.as_str()]).collect();
-            for label in set.labels.iter_mut().flatten().chain(set.several.values_mut().flatten()) {
-                *label = renumbered[*label as usize];
-            }
-            set.classes =
-                all.iter().map(|class| named.get(class).map_or(class, |(name, _)| name).clone()).collect();
-            set.stated.clone_from(&all);
+            set.renumber(&union);
         }
         Ok(())
     }
@@ -560,7 +607,11 @@ mod tests {
         let mut files = Vec::new();
         for (index, class) in classes.iter().enumerate() {
             let name = format!("{index}.png");
-            files.push(ImageFile { path: name.clone().into(), name, class: Some((*class).to_string()) });
+            files.push(ImageFile {
+                path: name.clone().into(),
+                name,
+                classes: Some(vec![(*class).to_string()]),
+            });
         }
         let source = Source::Files(Arc::new(files));
         ImageSet::open(source, Transform::new(16), DecodeRules::default(), "images").unwrap()
@@ -579,6 +630,45 @@ mod tests {
         assert_eq!(named.classes(), ["crane", "owl", "crane", "3"]);
         assert_eq!(named.distinct_classes(), ["crane (0)", "owl", "crane (2)", "3"]);
         assert_eq!(images(&["2"]).named(&names).distinct_classes(), ["crane (2)"]);
+    }
+
+    /// Images in folders and packed ones have the same classes, in one set and in two.
+    #[test]
+    fn classes_are_the_same_by_number_and_by_name() {
+        let names = owned(&["cat", "dog"]);
+        let mixed = images(&["dog", "0", "cat", "1", "owl"]).named(&names);
+        assert_eq!(mixed.classes(), ["cat", "dog", "owl"]);
+        let labels: Vec<Option<u32>> = (0..mixed.len()).map(|image| mixed.label(image)).collect();
+        assert_eq!(labels, [1, 0, 0, 1, 2].map(Some));
+        let mut folder = images(&["dog", "cat"]);
+        let mut packed = images(&["0", "1", "2"]).named(&names);
+        ImageSet::unify(&mut [&mut folder, &mut packed]).unwrap();
+        assert_eq!(folder.classes(), ["cat", "dog", "2"]);
+        assert_eq!(packed.classes(), folder.classes());
+        assert_eq!([folder.label(0), folder.label(1)], [Some(1), Some(0)]);
+        assert_eq!([packed.label(0), packed.label(1), packed.label(2)], [Some(0), Some(1), Some(2)]);
+    }
+
+    /// A name of two numbers does not tell which of them a folder of this name is.
+    #[test]
+    fn shared_names_are_not_merged() {
+        let names = owned(&["crane", "owl", "crane"]);
+        let mut folder = images(&["crane", "owl"]);
+        let mut packed = images(&["0", "1", "2"]).named(&names);
+        ImageSet::unify(&mut [&mut folder, &mut packed]).unwrap();
+        assert_eq!(folder.classes(), ["crane", "owl", "crane", "crane"]);
+        assert_eq!([folder.label(0), folder.label(1)], [Some(3), Some(1)]);
+    }
+
+    /// An image that states a class twice, by number and by name, has it once.
+    #[test]
+    fn a_class_is_not_stated_twice() {
+        let file = ImageFile { path: "a".into(), name: "a".into(), classes: Some(owned(&["0", "cat"])) };
+        let source = Source::Files(Arc::new(vec![file]));
+        let set = ImageSet::open(source, Transform::new(16), DecodeRules::default(), "images").unwrap();
+        assert!(set.is_multi_label());
+        let set = set.named(&owned(&["cat", "dog"]));
+        assert_eq!((set.labels(0), set.is_multi_label()), (vec![0], false));
     }
 
     /// A set of given labels is the one that is opened and numbered.
@@ -614,7 +704,7 @@ mod tests {
         {
             let path = folder.path().join(place);
             std::fs::write(&path, bytes).unwrap();
-            let file = ImageFile { path, name: "0.png".into(), class: Some(class.into()) };
+            let file = ImageFile { path, name: "0.png".into(), classes: Some(vec![class.into()]) };
             let source = Source::Files(Arc::new(vec![file]));
             let set = ImageSet::open(source, Transform::new(16), DecodeRules::default(), place).unwrap();
             identities.push(set.identity().unwrap());

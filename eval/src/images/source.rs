@@ -24,8 +24,8 @@ pub struct ImageFile {
     pub path: PathBuf,
     /// Name of the image in exported rows and messages.
     pub name: String,
-    /// Class of the image, if it is known.
-    pub class: Option<String>,
+    /// Classes of the image; empty if it is known to be of none, `None` if nothing is known.
+    pub classes: Option<Vec<String>>,
 }
 
 /// Maximum number of files whose bytes are read to recognize images.
@@ -124,7 +124,7 @@ impl Source {
     pub fn classes(&self, index: u64) -> Result<Vec<String>, PipelineError> {
         match self {
             Self::Shards(dataset) => dataset.classes(SampleId(index)),
-            Self::Files(files) => Ok(files[index as usize].class.clone().into_iter().collect()),
+            Self::Files(files) => Ok(files[index as usize].classes.clone().unwrap_or_default()),
         }
     }
 
@@ -135,7 +135,7 @@ impl Source {
     pub fn states_no_class(&self, index: u64) -> Result<bool, PipelineError> {
         match self {
             Self::Shards(dataset) => dataset.states_no_class(SampleId(index)),
-            Self::Files(_) => Ok(false),
+            Self::Files(files) => Ok(files[index as usize].classes.as_ref().is_some_and(Vec::is_empty)),
         }
     }
 

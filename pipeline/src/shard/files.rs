@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use super::Shard;
+use super::classes::NO_CLASS;
 use super::index::{BLOCK_BYTES, IndexBuilder, Member};
 use super::store::Store;
-use super::{NO_CLASS, Shard};
 use crate::PipelineError;
 use crate::identity::FileStamp;
 
@@ -26,8 +27,19 @@ pub struct ImageFile {
     pub path: PathBuf,
     /// Extension in lower case, without the leading dot.
     pub extension: String,
-    /// Class of the image, a number or a name.
+    /// Text of the class member of the sample: numbers or names of its classes, one a line.
     pub class: Option<String>,
+    /// Mask of the image, if it has one.
+    pub mask: Option<MaskFile>,
+}
+
+/// A mask in a file of its own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MaskFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Extension of the member, one of [`MASK_EXTENSIONS`](super::MASK_EXTENSIONS).
+    pub extension: &'static str,
 }
 
 /// Creates a shard of `files` in their order, called `name`. A file that cannot be read is a bad
@@ -41,13 +53,7 @@ pub fn shard_from_files(name: &str, files: &[ImageFile]) -> Result<Shard, Pipeli
     let mut stamps = Xxh3::new();
     let mut end_bytes = 0;
     for file in files {
-        let metadata = std::fs::metadata(&file.path).ok();
-        let stamp = metadata.map(|metadata| FileStamp::from_metadata(&metadata));
-        let len_bytes = stamp.map_or(0, |stamp| stamp.len_bytes());
-        match stamp {
-            Some(stamp) => stamps.update(format!("{stamp}\n").as_bytes()),
-            None => stamps.update(b"none\n"),
-        }
+        let len_bytes = stamp_file(&file.path, &mut stamps);
         stamps.update(format!("{:?}\n", file.class).as_bytes());
         let mut members = vec![(file.extension.as_str(), len_bytes, Content::File(file.path.clone()))];
         let class = match &file.class {
@@ -57,6 +63,10 @@ pub fn shard_from_files(name: &str, files: &[ImageFile]) -> Result<Shard, Pipeli
         };
         if let Some(class) = class {
             members.push(("cls", class.len() as u64, Content::Text(class.to_string())));
+        }
+        if let Some(mask) = &file.mask {
+            let len_bytes = stamp_file(&mask.path, &mut stamps);
+            members.push((mask.extension, len_bytes, Content::File(mask.path.clone())));
         }
         for (extension, len_bytes, content) in members {
             let member = Member { extension, offset_bytes: end_bytes, len_bytes, check: None };
@@ -68,6 +78,21 @@ pub fn shard_from_files(name: &str, files: &[ImageFile]) -> Result<Shard, Pipeli
     store.stamps = stamps.digest();
     let index = builder.finish(end_bytes).map_err(|reason| bad_member(name, Path::new(""), reason))?;
     Ok(Shard::new(Arc::new(store), index))
+}
+
+/// Adds the state of the file at `path` to `stamps`, and returns its length in bytes.
+fn stamp_file(path: &Path, stamps: &mut Xxh3) -> u64 {
+    let metadata = std::fs::metadata(path).ok();
+    match metadata.map(|metadata| FileStamp::from_metadata(&metadata)) {
+        Some(stamp) => {
+            stamps.update(format!("{stamp}\n").as_bytes());
+            stamp.len_bytes()
+        }
+        None => {
+            stamps.update(b"none\n");
+            0
+        }
+    }
 }
 
 /// Creates the error for the file at `path` in the shard `name`.
@@ -150,7 +175,8 @@ mod tests {
     fn file(folder: &std::path::Path, key: &str, bytes: &[u8], class: Option<&str>) -> ImageFile {
         let path = folder.join(format!("{key}.jpg"));
         std::fs::write(&path, bytes).expect("written");
-        ImageFile { key: key.into(), path, extension: "jpg".into(), class: class.map(str::to_string) }
+        let class = class.map(str::to_string);
+        ImageFile { key: key.into(), path, extension: "jpg".into(), class, mask: None }
     }
 
     #[test]
@@ -174,7 +200,7 @@ mod tests {
     fn fingerprint(folder: &Path, class: Option<&str>) -> u64 {
         let path = folder.join("a.jpg");
         let class = class.map(str::to_string);
-        let file = ImageFile { key: "a".into(), path, extension: "jpg".into(), class };
+        let file = ImageFile { key: "a".into(), path, extension: "jpg".into(), class, mask: None };
         shard_from_files("photos", &[file]).expect("indexed").fingerprint().expect("stamps")
     }
 

@@ -1,5 +1,6 @@
 //! Shards that are open for reading: their bytes and their indices.
 
+pub mod classes;
 pub mod files;
 pub(crate) mod handles;
 pub mod image;
@@ -10,13 +11,13 @@ pub(crate) mod store;
 pub(crate) mod tar;
 pub mod write;
 
-use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::PipelineError;
+use crate::shard::classes::{Columns, canonical_class, classes_of, distinct, stated_class};
 use crate::shard::image::{EncodedImage, image_members};
 use crate::shard::index::{Member, ShardIndex, short_checksum};
 use crate::shard::store::{CacheUse, LocalStore, Store};
@@ -221,8 +222,8 @@ impl Shard {
             }
         }
         let Some(columns) = self.columns_with_class(i)? else { return Ok(false) };
-        let stated = columns.get("label").or_else(|| columns.get("labels"));
-        Ok(stated.and_then(serde_json::Value::as_array).is_some_and(Vec::is_empty))
+        let stated = stated_class(&columns).and_then(serde_json::Value::as_array);
+        Ok(stated.is_some_and(Vec::is_empty))
     }
 
     /// Returns whether the class of sample `i` comes from the name of its folder.
@@ -243,8 +244,7 @@ impl Shard {
             return Ok(None);
         }
         let columns: Columns = serde_json::from_slice(&self.read_member(i, &member)?).unwrap_or_default();
-        let has_class = columns.contains_key("label") || columns.contains_key("labels");
-        Ok(has_class.then_some(columns))
+        Ok(stated_class(&columns).is_some().then_some(columns))
     }
 
     /// Returns the outermost folder of sample `i` as a class. It is the class of the sample if
@@ -316,17 +316,6 @@ impl Shard {
     }
 }
 
-/// Returns a class in canonical form: 7 for 007, without surrounding space. Negative numbers mean
-/// no class in members, lists and columns.
-pub fn canonical_class(text: &str) -> Option<String> {
-    let text = text.trim();
-    match text.parse::<i64>() {
-        Ok(number) if number < 0 => None,
-        Ok(number) => Some(number.to_string()),
-        Err(_) => Some(text.to_string()).filter(|text| !text.is_empty()),
-    }
-}
-
 /// Returns a key without the `./` that tar puts before the names of files of a folder.
 fn without_current_folder(mut key: &str) -> &str {
     while let Some(rest) = key.strip_prefix("./") {
@@ -334,9 +323,6 @@ fn without_current_folder(mut key: &str) -> &str {
     }
     key
 }
-
-/// Text of a class member of a sample that has no class, even if it is in a folder.
-pub const NO_CLASS: &str = "-1";
 
 /// Returns whether extraction of a member with this name would write outside the target folder.
 pub fn leads_out_of_folder(name: &str) -> bool {
@@ -348,35 +334,6 @@ pub fn leads_out_of_folder(name: &str) -> bool {
 fn outermost_folder(key: &str) -> Option<&str> {
     let (folder, _) = key.trim_start_matches('/').split_once('/')?;
     if folder.is_empty() { None } else { Some(folder) }
-}
-
-/// Columns of a sample, by name.
-pub type Columns = serde_json::Map<String, serde_json::Value>;
-
-/// Returns the value of `label`, or else of `labels`, in the columns of a sample: a number or a
-/// text, or a list of them.
-pub fn classes_of(columns: &Columns) -> Vec<String> {
-    let values = match columns.get("label").or_else(|| columns.get("labels")) {
-        Some(serde_json::Value::Array(values)) => values.as_slice(),
-        Some(value) => std::slice::from_ref(value),
-        None => &[],
-    };
-    distinct(values.iter().filter_map(class_from_value))
-}
-
-fn class_from_value(value: &serde_json::Value) -> Option<String> {
-    match value {
-        serde_json::Value::String(text) => canonical_class(text),
-        serde_json::Value::Number(number) => number.as_u64().map(|number| number.to_string()),
-        _ => None,
-    }
-}
-
-/// Removes duplicates, which detection data sets have: they state a class for each box. The order
-/// is that of first occurrence.
-fn distinct(classes: impl Iterator<Item = String>) -> Vec<String> {
-    let mut seen = HashSet::new();
-    classes.filter(|class| seen.insert(class.clone())).collect()
 }
 
 impl std::fmt::Debug for Shard {

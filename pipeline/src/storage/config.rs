@@ -14,6 +14,25 @@ pub struct ColumnNames {
     pub label: Option<String>,
 }
 
+impl ColumnNames {
+    /// Returns whether the user has named a column.
+    pub fn is_any_named(&self) -> bool {
+        self.image.is_some() || self.label.is_some()
+    }
+
+    /// Warns that the columns that the user has named, if any, are not looked for in `images`:
+    /// tars, or a folder.
+    pub fn warn_unused(&self, images: &str) {
+        for column in self.image.iter().chain(&self.label) {
+            tracing::warn!(
+                "{images}: the column {column} is not used, which is for lists and Parquet files: samples of \
+                 tars and images of folders have the class in their .cls, under label or labels in their \
+                 .json, or in the name of their folder"
+            );
+        }
+    }
+}
+
 /// Settings of the shard cache and of fetches.
 #[derive(Debug, Clone)]
 pub struct StorageConfig {

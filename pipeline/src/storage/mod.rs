@@ -20,7 +20,7 @@ mod wids;
 pub use config::{ColumnNames, StorageConfig};
 
 use std::fs::File;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cached::CachedStore;
@@ -44,17 +44,28 @@ type OpenResults = Mutex<Vec<Option<Result<Shard, PipelineError>>>>;
 #[derive(Clone)]
 pub struct Storage {
     fetcher: Fetcher,
+    /// Whether a warning has said that the named columns are not used.
+    has_warned_of_columns: Arc<AtomicBool>,
 }
 
 impl Storage {
     /// Creates a storage. No file or server is accessed until it is needed.
     pub fn new(config: StorageConfig) -> Self {
-        Self { fetcher: Fetcher::new(config) }
+        Self { fetcher: Fetcher::new(config), has_warned_of_columns: Arc::default() }
     }
 
     /// Returns the columns of lists and of Parquet files that the user has named.
     pub fn columns(&self) -> &ColumnNames {
         self.fetcher.columns()
+    }
+
+    /// Warns that the columns that the user has named, if any, are not looked for in `images`:
+    /// tars, or a folder. Warns once.
+    pub fn warn_unused_columns(&self, images: &str) {
+        let columns = self.columns();
+        if columns.is_any_named() && !self.has_warned_of_columns.swap(true, Ordering::Relaxed) {
+            columns.warn_unused(images);
+        }
     }
 
     /// Returns the shards that `specs` name ([`url::expand`]); a `wids` list is replaced by its
@@ -120,6 +131,9 @@ impl Storage {
     /// # Errors
     /// As [`Storage::open`]: the error of the first shard that failed.
     pub fn open_all(&self, sources: &[Source]) -> Result<Vec<Shard>, PipelineError> {
+        if let Some(source) = sources.iter().find(|source| !source.url.is_parquet()) {
+            self.warn_unused_columns(&source.url.to_string());
+        }
         let next = AtomicUsize::new(0);
         let results: OpenResults = Mutex::new(sources.iter().map(|_| None).collect());
         std::thread::scope(|scope| {

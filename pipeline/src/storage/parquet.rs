@@ -4,7 +4,8 @@
 //! the signature of an image format, or lists of either. The first such column, or the one that the
 //! user names, is the sample's image; others are members under the column's name. `label`, or the
 //! column that the user names, is the class, or a list of classes, by their names if the file states
-//! these. All other columns are the sample's `.json`.
+//! these; a row in which that column states no class has none, whatever its other columns are
+//! called. All other columns are the sample's `.json`.
 //!
 //! Code that reads samples therefore sees tars only.
 
@@ -17,15 +18,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use parquet::file::metadata::KeyValue;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::config::ColumnNames;
 use crate::PipelineError;
 use crate::magic::{FileKind, START_BYTES, recognize};
 use crate::remote::Sink;
-
-/// Names of the column of classes.
-const CLASS_COLUMNS: [&str; 2] = ["label", "labels"];
+use crate::shard::classes::{CLASS_COLUMNS, ClassColumn, NO_CLASS, classes_of};
 
 /// First bytes of the formats of images, and their extensions.
 const FORMATS: [(&[u8], &str); 13] = [
@@ -62,27 +61,15 @@ impl Layout<'_> {
         self.images.iter().position(|image| image == column)
     }
 
-    /// Returns the classes in `field` by their names, one a line: empty for an empty list, `None`
-    /// if the field is neither a class nor a list of classes.
-    fn class_text(&self, field: &Field) -> Option<String> {
-        let Field::ListInternal(list) = field else {
-            return class_text(field).map(|class| self.class_name(class));
-        };
-        let mut classes = Vec::new();
-        for element in list.elements() {
-            if matches!(element, Field::Null) {
-                continue;
-            }
-            classes.push(self.class_name(class_text(element)?));
+    /// Returns the text of the class member of a row with `classes`: their names, one a line.
+    fn class_member(&self, classes: &[String]) -> String {
+        let mut lines = Vec::with_capacity(classes.len());
+        for class in classes {
+            let index = class.parse::<usize>().ok();
+            let name = index.and_then(|index| self.class_names.get(index));
+            lines.push(name.unwrap_or(class).as_str());
         }
-        Some(classes.join("\n"))
-    }
-
-    /// Returns the name of the class `class`, if that is the index of one with a name.
-    fn class_name(&self, class: String) -> String {
-        let index = class.parse::<usize>().ok();
-        let name = index.and_then(|index| self.class_names.get(index));
-        name.cloned().unwrap_or(class)
+        lines.join("\n")
     }
 }
 
@@ -120,11 +107,13 @@ fn write_rows(name: &str, file: File, columns: &ColumnNames, sink: &mut dyn Sink
     let layout = find_layout(name, &reader, columns).map_err(|reason| not_parquet(name, reason))?;
     sink.restart(None)?;
     let mut tar = tar::Builder::new(sink);
+    let mut classes = ClassColumn::default();
     let rows = reader.get_row_iter(None).map_err(|error| not_parquet(name, error.to_string()))?;
     for (index, row) in rows.enumerate() {
         let row = row.map_err(|error| not_parquet(name, error.to_string()))?;
-        append_row(&mut tar, index, &row, &layout)?;
+        append_row(&mut tar, index, &row, &layout, &mut classes)?;
     }
+    classes.report(name);
     tar.finish()
 }
 
@@ -195,13 +184,14 @@ fn find_layout<'c>(
     Ok(Layout { images, label, class_names })
 }
 
-/// Appends the members of a row, whose key is its index. A row without an image becomes a bad
-/// sample, without an image in the tar.
+/// Appends the members of a row, whose key is its index and whose classes `classes` reads. A row
+/// without an image becomes a bad sample, without an image in the tar.
 fn append_row(
     tar: &mut tar::Builder<&mut dyn Sink>,
     index: usize,
     row: &Row,
     layout: &Layout<'_>,
+    classes: &mut ClassColumn,
 ) -> io::Result<()> {
     let mut class = None;
     let mut columns = Map::new();
@@ -211,7 +201,7 @@ fn append_row(
     fields.sort_by_key(|(name, _)| layout.image_position(name).unwrap_or(usize::MAX));
     for (name, field) in fields {
         if Some(name.as_str()) == layout.label {
-            class = layout.class_text(field);
+            class = classes.read(&class_value(field)).map(|classes| layout.class_member(&classes));
             if class.is_none() {
                 columns.insert(name.clone(), field.to_json_value());
             }
@@ -238,11 +228,16 @@ fn append_row(
             append_member(tar, index, &extension, image.bytes)?;
         }
     }
+    let has_class = class.is_some();
+    if !has_class && !classes_of(&columns).is_empty() {
+        // Another column has the name of one of classes.
+        class = Some(NO_CLASS.into());
+    }
     if let Some(class) = &class {
         append_member(tar, index, "cls", class.as_bytes())?;
     }
     // Each row is a sample, even one without values.
-    if !columns.is_empty() || class.is_none() {
+    if !columns.is_empty() || !has_class {
         append_member(tar, index, "json", Value::Object(columns).to_string().as_bytes())?;
     }
     Ok(())
@@ -296,19 +291,13 @@ fn is_image(bytes: &[u8]) -> bool {
     FORMATS.iter().any(|(signature, _)| bytes.starts_with(signature))
 }
 
-/// Returns the class as text, if `field` has the type of a class.
-fn class_text(field: &Field) -> Option<String> {
+/// Returns the value of a field of the column of classes. Bytes, which JSON has as text, are an
+/// object here, because they are no class.
+fn class_value(field: &Field) -> Value {
     match field {
-        Field::Str(text) => Some(text.clone()),
-        Field::Byte(_)
-        | Field::Short(_)
-        | Field::Int(_)
-        | Field::Long(_)
-        | Field::UByte(_)
-        | Field::UShort(_)
-        | Field::UInt(_)
-        | Field::ULong(_) => Some(field.to_string()),
-        _ => None,
+        Field::Bytes(bytes) => json!({ "bytes": bytes.len() }),
+        Field::ListInternal(list) => Value::Array(list.elements().iter().map(class_value).collect()),
+        other => other.to_json_value(),
     }
 }
 

@@ -370,7 +370,8 @@ pub fn few_images_warning(plan: &Plan, begins_with_weights: bool) -> Option<Stri
     few_images_warning_for(recipe, has_weights, plan.n_samples)
 }
 
-/// Returns the same for `n_images` and `recipe`, given whether its run begins with weights.
+/// Returns a warning if `n_images` are fewer than are advised for the network of `recipe`, given
+/// whether its run begins with weights.
 pub(super) fn few_images_warning_for(recipe: &Recipe, has_weights: bool, n_images: u64) -> Option<String> {
     let n_params = recipe.model.n_params();
     let least_images = least_images(&recipe.name, has_weights, n_params);

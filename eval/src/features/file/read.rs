@@ -130,7 +130,7 @@ mod tests {
             files.push(ImageFile {
                 path: PathBuf::from("unused"),
                 name: format!("a/{i}.png"),
-                class: if i == 1 { None } else { Some(["cat", "dog"][i % 2].to_string()) },
+                classes: if i == 1 { None } else { Some(vec![["cat", "dog"][i % 2].to_string()]) },
             });
         }
         let source = Source::Files(Arc::new(files));

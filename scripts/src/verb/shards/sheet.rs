@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let name = set_name(&args.shards);
             let images = ImageSet::open_some(source, square, DecodeRules::default(), name, args.count)?;
             // The classes of a folder of images are names.
-            let names = read_class_names(&split_folders(&args.shards)?.sources(storage)?);
+            let names = read_class_names(&split_folders(&args.shards)?.sources(storage)?)?;
             sheets::thumbnails(&args.out, &images, |class| format!("{:?}", class_name(&names, class)))?;
         }
     }
