@@ -363,7 +363,7 @@ impl Communicator {
         if self.queue.is_none() {
             return Ok(Traffic::default());
         }
-        self.wait(self.submit("look", "the counters", |mesh| Ok(mesh.traffic)))
+        self.wait(self.submit("read", "traffic", |mesh| Ok(mesh.traffic)))
     }
 
     /// Waits for all ranks and drops the engines. Without this call, as after an error, the thread
@@ -372,7 +372,7 @@ impl Communicator {
     /// # Errors
     /// [`EngineError`].
     pub fn finish(mut self) -> Result<(), EngineError> {
-        self.all_reduce("the end", vec![0.0], Reduction::Sum)?;
+        self.all_reduce("finish", vec![0.0], Reduction::Sum)?;
         self.queue = None;
         // Dropping MPI waits for all ranks once more.
         match self.ended.take().map(|ended| ended.recv_timeout(self.deadline)) {

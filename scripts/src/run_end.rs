@@ -54,8 +54,8 @@ pub(crate) fn warn_of_missing_probes(workdir: &Path) {
                 format!(" (paths are relative to {})", start.folder.display())
             };
             say(format!(
-                "warning: an earlier start of this run scored it, and this one does not: to go on, add \
-                 {}{folder}",
+                "warning: an earlier start of this run scored it, and this one does not: to continue that, \
+                 add {}{folder}",
                 flags.join(" ")
             ));
             return;
@@ -204,16 +204,17 @@ fn has_classes(dataset: &Dataset) -> bool {
     }
     let n = dataset.n_samples();
     let n_read = n.min(N_CLASSES_READ);
-    let mut seen: Vec<Vec<String>> = Vec::new();
+    let mut first: Option<Vec<String>> = None;
     for index in 0..n_read {
         let Ok(classes) = dataset.classes(SampleId(index * n / n_read)) else { continue };
         if classes.is_empty() {
             continue;
         }
-        if seen.last().is_some_and(|last| *last != classes) {
-            return true;
+        match &first {
+            None => first = Some(classes),
+            Some(first) if *first == classes => {}
+            Some(_) => return true,
         }
-        seen.push(classes);
     }
     false
 }

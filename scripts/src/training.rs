@@ -128,7 +128,7 @@ pub(crate) fn train_session(
     let progress = RunProgress::new(rank, world_size);
     let signals = Signals::listen(stop, progress.answer())?;
     let untimed_plan = fitted.plan().clone();
-    // Images that do not fit are told before steps are timed for minutes.
+    // Before steps are timed, which may take minutes: images may not fit.
     let Probes { mut probes, mut n_images } = fitted.all_ready(probes(&fitted))?;
     let timed = {
         let is_shown = rank == 0 && fitted.is_untimed();
@@ -239,7 +239,8 @@ pub(crate) fn print_done(plan: &Plan, workdir: &Path) {
     out!("{} done; checkpoints in {}", counted(plan.total_steps, "step"), checkpoints.display());
 }
 
-/// Prints the same of a validated run, which has ended early if `status` says so.
+/// Prints how many steps a validated run has taken, which has ended early if `status` says so, and
+/// where its checkpoints are.
 pub(crate) fn print_validated(status: &Status, plan: &Plan, workdir: &Path) {
     if status.early_end.is_some() {
         let steps = counted(plan.total_steps, "step");

@@ -11,6 +11,7 @@ use anyhow::bail;
 use augment::Transform;
 use eval::image_sets::{SplitShards, set_name};
 use eval::{Classified, F1, ImageSet, MEAN_AVERAGE_PRECISION, TOP_1};
+use kernels::device::Device;
 use pipeline::Storage;
 use serde_json::{Value, json};
 use session::{
@@ -20,7 +21,7 @@ use session::{
 use trainer::run::Outcome;
 use trainer::run::fault::Fault;
 use trainer::run::status::Status;
-use trainer::{Length, Recipe};
+use trainer::{Length, Plan, Recipe};
 use weights::{Format, HeadKind, Preprocessing};
 
 use super::export::{check_format, export_requested};
@@ -59,8 +60,8 @@ pub(crate) struct Args {
     checkpoint: Option<PathBuf>,
     /// Labeled shards or folders to train on, instead of the recipe's. A folder has one sub-folder
     /// per class; shards have classes as for `ocelli probe`. An image may have several with `--set
-    /// method.loss=binary_cross_entropy`. The recipe segment takes shards of images with masks:
-    /// members seg.png, mask.png or output.png.
+    /// method.loss=binary_cross_entropy`. The recipe segment takes images with masks: members
+    /// seg.png, mask.png or output.png of shards, or files such as a.seg.png beside a.jpg.
     #[arg(long, num_args = 1..)]
     shards: Vec<String>,
     /// Labeled shards to validate on [default: part of --shards]. Folders will do, too; without
@@ -131,7 +132,103 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     if let Some(hours) = args.hours {
         recipe.optim.length = Length::from_hours(hours);
     }
-    let Some(head) = trained_head(&recipe) else {
+    let head = check_head(args, &recipe)?;
+    choose_validation(args, &mut recipe)?;
+    let launch = compute::launch()?;
+    let rank = launch.rank;
+    let weights = recipe.init.as_ref().map(|init| init.weights.as_str());
+    if let Some(preprocessing) = initial_preprocessing(&initial, &args.workdir, weights)? {
+        let keys = SetKeys::read(&args.recipe, &args.overrides)?;
+        let notes = adopt_preprocessing(&mut recipe, &preprocessing, &keys);
+        if rank == 0 {
+            notes.into_iter().for_each(say);
+        }
+    }
+    check_format(args.export, &recipe)?;
+    let session = Session {
+        recipe,
+        workdir: args.workdir.clone(),
+        device: args.compute.open(&launch)?,
+        engine: args.compute.engine,
+        launch,
+        initial,
+        fault: args.inject_fault.clone(),
+        stop: Arc::default(),
+        started: start,
+    };
+    if head == HeadKind::Decoder {
+        let request = segment::Request {
+            workdir: &args.workdir,
+            val_shards: &args.val_shards,
+            test_shards: &args.test_shards,
+            device: args.compute.device,
+            export: args.export,
+            json: args.json,
+            start,
+        };
+        return segment::run(session, &request, storage);
+    }
+    run_classifier(args, session, storage)
+}
+
+/// Trains the classifier of `session`, scores it, and prints what came out.
+fn run_classifier(args: &Args, session: Session, storage: &Storage) -> anyhow::Result<ExitCode> {
+    let start = session.started;
+    let rank = session.launch.rank;
+    let beginning = session.initial.clone();
+    let mut images: Option<ScoredImages> = None;
+    let Trained { plan, outcome, dataset } = train_session(session, storage, |fitted| {
+        // Before the first step: their classes may not fit.
+        if rank == 0 {
+            images = Some(ScoredImages::open(args, fitted, storage)?);
+        }
+        let validation = images.as_ref().map(|images| images.validation.clone());
+        let probe = ValidationProbe::new(fitted.plan(), validation, &args.workdir, probe_bar);
+        let n_images = probe.n_images();
+        Ok(Probes { probes: vec![Box::new(probe)], n_images })
+    })?;
+    if outcome == Outcome::Stopped {
+        return Ok(end_stopped(rank, &args.workdir));
+    }
+    // Rank 0 has opened them.
+    let Some(images) = images else { return Ok(ExitCode::SUCCESS) };
+    print_bad_samples(&args.workdir);
+    let status = Status::read(&args.workdir)?;
+    print_early_end(&status);
+    let device = args.compute.device.open(0)?.device;
+    let scores = Scores::measure(&args.workdir, &plan, &beginning, &images, &device)?;
+    write_or_warn(&args.workdir, storage, &device);
+    print_scores(&args.workdir);
+    let exported = export_requested(&args.workdir, args.export)?;
+    let shards = plan.recipe.data.shard_lists();
+    let ended = EndedRun {
+        workdir: &args.workdir,
+        plan: &plan,
+        dataset: &dataset,
+        probe_train: &shards,
+        probe_test: &args.val_shards,
+        is_exported: exported.is_some(),
+    };
+    ended.print_next();
+    let best = describe_best(&status, scores.step);
+    if let Some(best) = &best {
+        out!("{}", best.words);
+    }
+    scores.print(&images);
+    if args.json {
+        let mut line = result_line(&status, &args.workdir, start, exported.as_deref(), best.as_ref());
+        scores.add_to(&mut line);
+        out!("{line}");
+    } else {
+        print_validated(&status, &plan, &args.workdir);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the kind of head that a run of `recipe` trains, and checks that the run in the work
+/// directory, if there is one, trains the same.
+fn check_head(args: &Args, recipe: &Recipe) -> anyhow::Result<HeadKind> {
+    let Some(head) = trained_head(recipe) else {
         bail!(
             "recipe {} trains without labels, as `ocelli pretrain` does: to train a classifier, pass \
              --recipe finetune, or leave it out; to label pixels, pass --recipe segment",
@@ -156,123 +253,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             recipe.name
         );
     }
-    choose_validation(args, &mut recipe)?;
-    let launch = compute::launch()?;
-    let rank = launch.rank;
-    let weights = recipe.init.as_ref().map(|init| init.weights.as_str());
-    if let Some(preprocessing) = initial_preprocessing(&initial, &args.workdir, weights)? {
-        let keys = SetKeys::read(&args.recipe, &args.overrides)?;
-        let notes = adopt_preprocessing(&mut recipe, &preprocessing, &keys);
-        if rank == 0 {
-            notes.into_iter().for_each(say);
-        }
-    }
-    check_format(args.export, &recipe)?;
-    let beginning = initial.clone();
-    let session = Session {
-        recipe,
-        workdir: args.workdir.clone(),
-        device: args.compute.open(&launch)?,
-        engine: args.compute.engine,
-        launch,
-        initial,
-        fault: args.inject_fault.clone(),
-        stop: Arc::default(),
-        started: start,
-    };
-    if head == HeadKind::Decoder {
-        let request = segment::Request {
-            workdir: &args.workdir,
-            val_shards: &args.val_shards,
-            test_shards: &args.test_shards,
-            device: args.compute.device,
-            export: args.export,
-            json: args.json,
-            start,
-        };
-        return segment::run(session, &request, storage);
-    }
-    let mut scored: Option<ScoredImages> = None;
-    let Trained { plan, outcome, dataset } = train_session(session, storage, |fitted| {
-        // Before the first step, so that classes that do not fit are told in time.
-        if rank == 0 {
-            scored = Some(ScoredImages::open(args, fitted, storage)?);
-        }
-        let images = scored.as_ref().map(|scored| scored.validation.clone());
-        let probe = ValidationProbe::new(fitted.plan(), images, &args.workdir, probe_bar);
-        let n_images = probe.n_images();
-        Ok(Probes { probes: vec![Box::new(probe)], n_images })
-    })?;
-    if outcome == Outcome::Stopped {
-        return Ok(end_stopped(rank, &args.workdir));
-    }
-    // Rank 0 has opened them.
-    let Some(scored) = scored else { return Ok(ExitCode::SUCCESS) };
-    print_bad_samples(&args.workdir);
-    let status = Status::read(&args.workdir)?;
-    print_early_end(&status);
-    let device = args.compute.device.open(0)?.device;
-    let classifier = Classifier::open(&args.workdir, &NetworkSettings::default(), &device)?;
-    let step = classifier.network.step().unwrap_or_default();
-    let validation = &scored.validation;
-    let classified = score(&classifier, &args.workdir, validation, "validation")?;
-    let mut tested = None;
-    if let Some(test) = &scored.test {
-        tested = Some(score(&classifier, &args.workdir, test, "test")?);
-    }
-    let mut features = None;
-    if let Some(train) = scored.train {
-        let workdir = &args.workdir;
-        features = Some(FeatureScores::measure(
-            &plan,
-            &beginning,
-            &classifier,
-            train,
-            validation,
-            workdir,
-            &device,
-        )?);
-    }
-    drop(classifier);
-    write_or_warn(&args.workdir, storage, &device);
-    print_scores(&args.workdir);
-    let exported = export_requested(&args.workdir, args.export)?;
-    let shards = plan.recipe.data.shard_lists();
-    let ended = EndedRun {
-        workdir: &args.workdir,
-        plan: &plan,
-        dataset: &dataset,
-        probe_train: &shards,
-        probe_test: &args.val_shards,
-        is_exported: exported.is_some(),
-    };
-    ended.print_next();
-    let best = describe_best(&status, step);
-    if let Some(best) = &best {
-        out!("{}", best.words);
-    }
-    print_classified(&classified, validation);
-    if let (Some(tested), Some(test)) = (&tested, &scored.test) {
-        print_classified(tested, test);
-    }
-    if let Some(features) = &features {
-        features.print(&classified);
-    }
-    if args.json {
-        let mut line = result_line(&status, &args.workdir, start, exported.as_deref(), best.as_ref());
-        add_scores(&mut line, &classified);
-        if let Some(features) = &features {
-            line["baseline"] = features.to_json();
-        }
-        if let Some(tested) = &tested {
-            line["test"] = json!({});
-            add_scores(&mut line["test"], tested);
-        }
-        out!("{line}");
-    } else {
-        print_validated(&status, &plan, &args.workdir);
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(head)
 }
 
 /// Says what a run with this head learns.
@@ -453,6 +434,73 @@ fn score(
     let step = classifier.network.step().unwrap_or_default();
     pictures::worst(workdir, images, &classified.worst, step);
     Ok(classified)
+}
+
+/// Scores of the classifier of a run, after its last step or after the best one.
+struct Scores {
+    /// Number of steps after which the classifier is scored.
+    step: u64,
+    validation: Classified,
+    /// Scores on the images of --test-shards.
+    test: Option<Classified>,
+    /// Scores of the features before and after training, with --baseline.
+    features: Option<FeatureScores>,
+}
+
+impl Scores {
+    /// Scores the classifier of the run of `plan` in `workdir`, which began with `beginning`, on
+    /// `images`, and records the results in the run.
+    fn measure(
+        workdir: &Path,
+        plan: &Plan,
+        beginning: &Initial,
+        images: &ScoredImages,
+        device: &Device,
+    ) -> anyhow::Result<Self> {
+        let classifier = Classifier::open(workdir, &NetworkSettings::default(), device)?;
+        let validation = score(&classifier, workdir, &images.validation, "validation")?;
+        let mut test = None;
+        if let Some(images) = &images.test {
+            test = Some(score(&classifier, workdir, images, "test")?);
+        }
+        let mut features = None;
+        if let Some(train) = images.train.clone() {
+            features = Some(FeatureScores::measure(
+                plan,
+                beginning,
+                &classifier,
+                train,
+                &images.validation,
+                workdir,
+                device,
+            )?);
+        }
+        let step = classifier.network.step().unwrap_or_default();
+        Ok(Self { step, validation, test, features })
+    }
+
+    /// Prints the scores on `images`.
+    fn print(&self, images: &ScoredImages) {
+        print_classified(&self.validation, &images.validation);
+        if let (Some(classified), Some(images)) = (&self.test, &images.test) {
+            print_classified(classified, images);
+        }
+        if let Some(features) = &self.features {
+            features.print(&self.validation);
+        }
+    }
+
+    /// Adds the scores to `line`, a JSON object.
+    fn add_to(&self, line: &mut Value) {
+        add_scores(line, &self.validation);
+        if let Some(features) = &self.features {
+            line["baseline"] = features.to_json();
+        }
+        if let Some(test) = &self.test {
+            line["test"] = json!({});
+            add_scores(&mut line["test"], test);
+        }
+    }
 }
 
 /// Adds the scores of `classified` to `line`, a JSON object.

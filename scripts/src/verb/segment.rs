@@ -59,7 +59,7 @@ pub(super) fn run(session: Session, request: &Request<'_>, storage: &Storage) ->
     let rank = session.launch.rank;
     let mut scored: Option<ScoredImages> = None;
     let Trained { plan, outcome, dataset } = train_session(session, storage, |fitted| {
-        // Before the first step, so that masks that do not fit are told in time.
+        // Before the first step: their masks may not fit.
         if rank == 0 {
             scored = Some(ScoredImages::open(request, fitted, storage)?);
         }

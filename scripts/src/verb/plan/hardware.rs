@@ -105,8 +105,8 @@ pub(super) fn describe(hardware: &Hardware) -> String {
     match hardware.speed {
         Speed::DataSheet(gpu) => format!(
             "{}: {memory}, out of {}; 16-bit time at {:.0} % of its data sheet ({} TFLOP/s, {} GB/s), \
-             which predicts published runs within a factor of 1.5; the one step measured with ocelli \
-             took eight times as long (docs/gpus.md){}",
+             which predicts published runs within a factor of 1.5; a step of an earlier version of ocelli \
+             took 3.4 times as long (docs/gpus.md){}",
             gpu.name,
             gpu.memory_gb,
             100.0 * EFFICIENCY,
