@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     if "_ocelli" not in str(error):
         raise
-    message = "the compiled part of ocelli is missing: install the wheel, or run `maturin develop` in scripts/python"
+    message = "the compiled part of ocelli is missing: install the wheel, or run `maturin develop` in the folder scripts"
     raise ImportError(message) from error
 from ocelli._errors import (
     BugError,
@@ -157,15 +157,17 @@ def _is_number(value):
 def pretrain(recipe, images, workdir, *flags, settings=None, show_progress=True):
     """Trains `recipe` on `images` in this process and returns a `Run`.
 
-    `recipe` is the name or file of a recipe; `images` is a folder, a list of shards, or anything else that
-    `ocelli pretrain --shards` takes; `settings` is a dictionary of recipe keys and values, such as
-    `{"optim.batch_size": 32, "optim.length": {"steps": 100}}`; a text is passed as `--set` takes it. `flags` are
-    further flags of `ocelli pretrain`. Calling it again with the same arguments resumes the run. Warnings are printed;
-    with `show_progress`, so are notes and a line of progress. Other threads keep running. An interrupt saves a
-    checkpoint, ends the run, and raises KeyboardInterrupt.
+    `recipe` is the name or file of a recipe, or None to have one chosen, with `"--hours", 8` among the `flags`;
+    `images` is a folder, a list of shards, or anything else that `ocelli pretrain --shards` takes; `settings` is a
+    dictionary of recipe keys and values, such as `{"optim.batch_size": 32, "optim.length": {"steps": 100}}`; a text is
+    passed as `--set` takes it. `flags` are further flags of `ocelli pretrain`. Calling it again with the same arguments
+    resumes the run. Warnings are printed; with `show_progress`, so are notes and a line of progress. Other threads keep
+    running. An interrupt saves a checkpoint, ends the run, and raises KeyboardInterrupt.
     """
     images = paths_of(images, "images")
-    command = ["pretrain", "--recipe", recipe, "--shards", *images, "--workdir", workdir, "--json", *flags]
+    command = ["pretrain", "--shards", *images, "--workdir", workdir, "--json", *flags]
+    if recipe is not None:
+        command += ["--recipe", recipe]
     result = _answer(_run(*command, *set_flags(settings), show_progress=show_progress))
     return Run(result["workdir"], result["steps"], result["seconds"])
 
@@ -255,7 +257,8 @@ def probe(path, train, test, *flags, protocols=(), baseline=False, show_progress
 
     `train` and `test` are folders with one sub-folder per class, or shards, or lists of them; `train` is None with
     `"--leave-one-out"` or `"--label-free"` among the `flags`. `protocols` are names such as `"knn"`; `baseline` also
-    scores a random network and raw pixels. `probe(…)["networks"]["teacher"]["knn_20"]["accuracy"]` is in percent.
+    scores a random network and raw pixels. `probe(…)["networks"]` has the scores of each network by its name, which
+    depends on the method, such as `["student"]["knn_20"]["accuracy"]` in percent.
     """
     command = ["probe", "--checkpoint", path, "--test", *paths_of(test, "test"), "--json", *flags]
     if train is not None:
