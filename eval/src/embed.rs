@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use augment::Decoding;
 use networks::Network;
 use pipeline::Progress;
 use prep::folder_lock::{FolderLock, lock_part};
@@ -129,6 +130,12 @@ impl EmbedJob {
         if images.len() < n_parts {
             return Err(EvalError::TooManyParts { n_images: images.len(), n_parts });
         }
+        if images.is_multi_label() && self.rank == 0 {
+            tracing::warn!(
+                "images of {} have several classes: the label and the class of a row are the first of them",
+                images.name
+            );
+        }
         let mut description = self.describe(about, &images)?;
         if let Work::Join(n_parts) = self.work {
             return self.join(images, description, n_parts).map(Some);
@@ -164,6 +171,10 @@ impl EmbedJob {
         description["features"] = json!(self.kind);
         description["classes"] = json!(images.classes());
         description["set"] = json!(set_identity(images)?);
+        let decoding = images.rules().decoding();
+        if decoding != Decoding::default() {
+            description["decoding"] = json!(decoding);
+        }
         Ok(description)
     }
 

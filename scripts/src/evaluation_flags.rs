@@ -59,6 +59,9 @@ impl ProtocolFlags {
         if self.leave_one_out && chosen.iter().any(|protocol| !matches!(protocol, Protocol::Knn(_))) {
             bail!("--leave-one-out works only with knn: pass --protocol knn");
         }
+        if self.settings.iter().any(|entry| entry.trim_start().starts_with("knn.leave_one_out")) {
+            bail!("--set knn.leave_one_out: pass --leave-one-out in place of --train");
+        }
         let leave_one_out = self.leave_one_out.then(|| "knn.leave_one_out=true".to_string());
         for entry in self.settings.iter().chain(&leave_one_out) {
             let (name, key, value) = parse_setting(entry)?;

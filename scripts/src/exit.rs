@@ -90,6 +90,7 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::OtherWeights { .. }
         | SessionError::ForkNotStarted { .. }
         | SessionError::ForkOccupied { .. }
+        | SessionError::ForkFinished { .. }
         | SessionError::ForkChannels { .. }
         | SessionError::ForkPositions { .. }
         | SessionError::FrozenUnnamed { .. }

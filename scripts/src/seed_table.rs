@@ -16,7 +16,8 @@ pub(crate) enum TableFormat {
 }
 
 /// How the numbers of a table are made.
-const ABOUT: &str = "mean ± standard deviation (n − 1) over seeds, each score after the last step of its run";
+const ABOUT: &str = "mean ± standard deviation (n − 1) over seeds, each score after the last step of its run, \
+                     or after its best validation with run.patience";
 
 /// Headings of the CSV.
 const CSV_HEADINGS: [&str; 13] = [

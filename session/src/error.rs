@@ -178,11 +178,32 @@ pub enum SessionError {
         /// The work directory.
         workdir: PathBuf,
     },
-    /// The work directory holds checkpoints of another run.
-    #[error("{} holds checkpoints of another run; choose another --workdir", workdir.display())]
+    /// A fork would take no step.
+    #[error(
+        "the fork in {} begins after step {step}, and optim.length is {}: it would take no step; the length \
+         counts from the first step of the other run, so give a larger one",
+        workdir.display(),
+        counted(*total_steps, "step")
+    )]
+    ForkFinished {
+        /// The work directory.
+        workdir: PathBuf,
+        /// Step of the checkpoint that the fork begins with.
+        step: u64,
+        /// Number of steps of the fork.
+        total_steps: u64,
+    },
+    /// The work directory holds a run that was not forked from the given one.
+    #[error(
+        "{} holds a run that was not forked from {}; choose another --workdir",
+        workdir.display(),
+        from.display()
+    )]
     ForkOccupied {
         /// The work directory.
         workdir: PathBuf,
+        /// The run or checkpoint to fork from.
+        from: PathBuf,
     },
     /// The run that is forked takes images of another number of channels.
     #[error("{} takes images of {n_channels} channels: a fork must keep data.channels", run.display())]

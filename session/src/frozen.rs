@@ -7,7 +7,7 @@ use trainer::run::FrozenNetwork;
 use weights::Hints;
 
 use crate::error::SessionError;
-use crate::initial::begun_plan;
+use crate::initial::{begun_plan, warn_of_decoding};
 use crate::network::Backbone;
 
 /// Reads the weights of the frozen networks of `recipe`, and records in it the facts that they
@@ -60,6 +60,7 @@ pub fn open(recipe: &mut Recipe, workdir: Option<&Path>) -> Result<Vec<FrozenNet
                 ours: ours.bits(),
             });
         }
+        warn_of_decoding(path, backbone.preprocessing.decoding, &recipe.data);
         let fingerprint = format!("{:016x}", weights::fingerprint(&backbone.tensors));
         let expected = recorded.map_or(&frozen.fingerprint, |recorded| &recorded.fingerprint);
         if !expected.is_empty() && *expected != fingerprint {

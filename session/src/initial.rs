@@ -113,6 +113,9 @@ pub(crate) fn prepare(
         recipe.init = None;
     }
     let has_begun = workdir.join("plan.toml").exists();
+    if has_begun && let Some(from) = &initial.fork {
+        check_fork(workdir, from)?;
+    }
     let mut forked_origins = None;
     if rank == 0 && !has_begun {
         // A run that has begun no longer needs its origin.
@@ -137,7 +140,7 @@ pub(crate) fn prepare(
 /// random ones.
 ///
 /// # Errors
-/// [`SessionError::Train`].
+/// [`SessionError::Train`], and [`SessionError::ForkFinished`] for a fork that would take no step.
 pub(crate) fn check(
     plan: &Plan,
     workdir: &Path,
@@ -147,7 +150,16 @@ pub(crate) fn check(
     if let Some(weights) = weights {
         plan.check_initial_heads(weights)?;
     }
-    let is_new = initial.fork.is_none() && steps(&workdir.join("checkpoints")).is_empty();
+    let saved = steps(&workdir.join("checkpoints"));
+    let newest = saved.last().map(|(step, _)| *step);
+    if let Some(step) = forked_step(workdir)
+        && newest == Some(step)
+        && plan.total_steps <= step
+    {
+        let total_steps = plan.total_steps;
+        return Err(SessionError::ForkFinished { workdir: workdir.to_path_buf(), step, total_steps });
+    }
+    let is_new = initial.fork.is_none() && saved.is_empty();
     if is_new && plan.recipe.init.is_none() {
         plan.check_random_start()?;
     }
@@ -466,7 +478,7 @@ fn does_not_fit(path: &Path, recipe: &Recipe, reason: String) -> SessionError {
 
 /// Warns if the weights in `path` were trained on images that were decoded by other rules than the
 /// rules of `data`.
-fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
+pub(crate) fn warn_of_decoding(path: &Path, theirs: Decoding, data: &DataConfig) {
     let ours = data.rules().decoding();
     if theirs != ours {
         let keys = "data.apply_exif, data.background, data.bits_used, data.no_data";
@@ -518,11 +530,7 @@ fn fork(checkpoint: &Checkpoint, from: &Path, workdir: &Path) -> Result<(), Sess
     let folder = workdir.join("checkpoints");
     let note = workdir.join(FORKED_FROM);
     if !steps(&folder).is_empty() {
-        let origin = std::fs::read_to_string(&note).unwrap_or_default();
-        if origin.lines().next() == Some(&from.display().to_string()) {
-            return Ok(());
-        }
-        return Err(SessionError::ForkOccupied { workdir: workdir.to_path_buf() });
+        return check_fork(workdir, from);
     }
     copy_checkpoint(checkpoint, from, &folder, &note).map_err(|source| SessionError::ForkCopy {
         run: from.to_path_buf(),
@@ -536,6 +544,24 @@ fn fork(checkpoint: &Checkpoint, from: &Path, workdir: &Path) -> Result<(), Sess
         workdir.display()
     );
     Ok(())
+}
+
+/// Checks that what is in `workdir` was forked from `from`.
+///
+/// # Errors
+/// [`SessionError::ForkOccupied`].
+fn check_fork(workdir: &Path, from: &Path) -> Result<(), SessionError> {
+    let note = std::fs::read_to_string(workdir.join(FORKED_FROM)).unwrap_or_default();
+    let origin = Path::new(note.lines().next().unwrap_or_default());
+    // The origin may have been removed since, and a path may be relative to another folder.
+    let is_same_folder = match (origin.canonicalize(), from.canonicalize()) {
+        (Ok(origin), Ok(from)) => origin == from,
+        _ => false,
+    };
+    if is_same_folder || origin.as_os_str() == from.as_os_str() {
+        return Ok(());
+    }
+    Err(SessionError::ForkOccupied { workdir: workdir.to_path_buf(), from: from.to_path_buf() })
 }
 
 /// Copies the checkpoint of the run `from` into `folder`, atomically, and writes its origin into

@@ -8,7 +8,10 @@ use kernels::device::Opened;
 use networks::{NamedTensor, Network};
 use pipeline::NoProgress;
 use trainer::Recipe;
-use weights::{Card, Export, ExportedClassifier, Format, HeadKind, Precision, Preprocessing, Score, rounded};
+use weights::{
+    Card, Export, ExportedClassifier, Format, HeadKind, Precision, Preprocessing, Score, rounded,
+    timm_resampling_note,
+};
 
 use crate::error::SessionError;
 use crate::head::trained_head;
@@ -70,6 +73,12 @@ impl Backbone {
     ) -> Result<Vec<PathBuf>, SessionError> {
         pipeline::file::create_parent(out)
             .map_err(|source| SessionError::io("create the folder of", out, source))?;
+        let size_px = self.preprocessing.transform.size_px as usize;
+        if settings.format == Format::Timm
+            && let Some(note) = timm_resampling_note(&self.model, size_px)
+        {
+            tracing::warn!("{}: {note}", out.display());
+        }
         let returns_probabilities = settings.returns_probabilities;
         let classifier =
             self.classifier.as_ref().map(|head| ExportedClassifier { head, returns_probabilities });

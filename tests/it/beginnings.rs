@@ -114,6 +114,15 @@ fn a_run_is_forked_from_a_checkpoint() {
     // The same command resumes the fork, and a fork with the same recipe has the same weights.
     ok(&world.pretrain("b", &["--fork", &from, "--set", "optim.lr=1e-3"]));
     ok(&world.pretrain("c", &["--fork", &from]));
+    // What has begun with one checkpoint is not resumed as a fork of another one.
+    for run in ["b", "a"] {
+        let output = world.pretrain(run, &["--fork", &world.text("c")]);
+        assert!(fails(&output, 2).contains("not forked from"), "{run}");
+    }
+    // A fork of a finished run needs a larger length.
+    let fork_of_end = ["--fork", &world.text("a")];
+    assert!(fails(&world.pretrain("d", &fork_of_end), 2).contains("it would take no step"));
+    ok(&world.pretrain("d", &[&fork_of_end[..], &["--set", "optim.length={steps=13}"]].concat()));
     let expected = features(&world, &world.text("a"), &[]);
     assert!(features(&world, &world.text("c"), &[]) == expected);
     assert!(features(&world, &world.text("b"), &[]) != expected);

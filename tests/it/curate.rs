@@ -197,6 +197,23 @@ fn balance_chooses_evenly_from_clusters_and_classes() {
     assert!(chosen.contains(&0) && chosen.contains(&41) && chosen.len() == 4, "{chosen:?}");
 }
 
+/// If an image is compared with all better ones, a chain of similar images is one group: that of
+/// the image of it that is kept.
+#[test]
+fn chains_of_near_duplicates_are_one_group() {
+    let world = world(&[0.0, 10.0, 20.0, 30.0, 120.0]);
+    let all = ["--threshold", "0.97", "--compare-with", "all"];
+    let text = stdout(&curate(&world, "near-duplicates", "chain", &all));
+    assert!(text.contains("3 near-duplicates of 1 image"), "{text}");
+    let rows = list(&world, "chain");
+    let kept = kept(&world, "chain");
+    assert_eq!((kept.len(), kept[1]), (2, 4));
+    for row in &rows[..4] {
+        assert_eq!(row["group"], kept[0] as u64, "{row}");
+    }
+    assert_eq!(rows[4]["group"], 4);
+}
+
 #[test]
 fn retrieval_outliers_and_removal_keep_the_expected_images() {
     let world = world(&[0.0, 10.0, 20.0, 30.0, 100.0, 110.0, 120.0, 250.0]);
@@ -205,6 +222,9 @@ fn retrieval_outliers_and_removal_keep_the_expected_images() {
     ok(&curate(&world, "retrieve", "found", &["--like-features", &like, "--count", "2"]));
     assert_eq!(kept(&world, "found"), [1, 2, 5, 6]);
     assert_eq!(list(&world, "found")[6]["query"], "00000001");
+    let without = ["--like-features", &like, "--count", "2", "--clusters", "3"];
+    let stderr = fails(&curate(&world, "retrieve", "without", &without), 2);
+    assert!(stderr.contains("add --by cluster"), "{stderr}");
     let by_cluster = ["--like-features", &like, "--count", "9", "--by", "cluster", "--clusters", "3"];
     ok(&curate(&world, "retrieve", "clusters", &[&by_cluster[..], &["--resample-rows", "1"]].concat()));
     assert_eq!(kept(&world, "clusters"), [0, 1, 2, 3, 4, 5, 6]);

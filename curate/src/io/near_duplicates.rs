@@ -85,9 +85,9 @@ impl NearDuplicates {
         let mut kept = Vec::with_capacity(rows.len());
         let mut originals = BTreeSet::new();
         for row in 0..rows.len() {
-            let original = duplicates.original(row);
+            let original = duplicates.kept_original(row);
             kept.push(original.is_none());
-            originals.extend(original.map(|original| original.row));
+            originals.extend(original);
         }
         let n_copies = kept.iter().filter(|is_kept| !**is_kept).count();
         Ok(FoundDuplicates { kept, n_copies, n_originals: originals.len(), duplicates, qualities })
@@ -119,8 +119,8 @@ impl FoundDuplicates {
     pub fn columns(&self, input: &Input, row: usize) -> Columns {
         let mut columns = Vec::new();
         // The group is named by the row of the image that is kept.
-        let original = self.duplicates.original(row);
-        columns.push(("group", json!(original.map_or(row as u32, |original| original.row))));
+        let original = self.duplicates.kept_original(row);
+        columns.push(("group", json!(original.unwrap_or(row as u32))));
         if let Some(NearestKept { row: nearest, similarity }) = self.duplicates.nearest[row] {
             let name = &input.names[nearest as usize];
             columns.push(("nearest_key", json!(name.key)));

@@ -113,6 +113,17 @@ impl Duplicates {
         self.nearest[i].filter(|nearest| nearest.similarity >= self.threshold)
     }
 
+    /// Returns the kept row that row `i` duplicates, if it is a duplicate. If rows that are not
+    /// kept are compared, too, that may be the original of its original, and so on.
+    pub fn kept_original(&self, i: usize) -> Option<u32> {
+        let mut row = self.original(i)?.row;
+        // Rows come after their originals in the ranking, so that this ends.
+        while let Some(original) = self.original(row as usize) {
+            row = original.row;
+        }
+        Some(row)
+    }
+
     /// Returns the rows that are kept.
     pub fn kept(&self) -> Vec<u32> {
         (0..self.nearest.len()).filter(|row| self.original(*row).is_none()).map(|row| row as u32).collect()

@@ -1,5 +1,7 @@
 //! Summary of a run in one line.
 
+use std::cmp::Reverse;
+
 use eval::{MAIN_METRICS, MEAN_IOU, TOP_1};
 use pipeline::words::{counted, thousands};
 use serde::Serialize;
@@ -222,14 +224,16 @@ fn collapsed(run: &Run) -> bool {
 }
 
 /// Returns the highest score of one kind of the run's evaluations, or else of its probe, with the
-/// first and the last of the kind: of what the run trains beside its backbone, of [`USUAL`], or
-/// else of an accuracy, fitted on other images than those it is measured on, on the most images;
-/// the kind that was scored most often if there are several.
+/// first and the last of the kind: of the network that is evaluated, of what the run trains beside
+/// its backbone, of [`USUAL`], or else of an accuracy, fitted on other images than those it is
+/// measured on, on the most images; the kind that was scored most often if there are several, and
+/// the one with the lowest seed.
 fn best(run: &Run) -> Option<Best> {
     // What needs no labels is not compared with what does.
     let percentages = run.evaluations.scores.iter().filter(|(kind, _)| SCORES.contains(&kind.measure));
     let highest = percentages.max_by_key(|(kind, scores)| {
         (
+            kind.network.is_empty(),
             MAIN_METRICS.contains(&kind.metric.as_str()),
             kind.metric == USUAL,
             kind.measure == "accuracy",
@@ -237,6 +241,7 @@ fn best(run: &Run) -> Option<Best> {
             kind.train_images,
             kind.test_images,
             scores.len(),
+            Reverse(kind.seed),
         )
     });
     let Some((kind, scores)) = highest else {
@@ -248,7 +253,10 @@ fn best(run: &Run) -> Option<Best> {
         None if kind.train.is_empty() => String::new(),
         None => format!(", fitted on {}", kind.train),
     };
-    let about = format!("{}{fitted}; {}", kind.set, kind.transform);
+    let mut about = format!("{}{fitted}; {}", kind.set, kind.transform);
+    if !kind.network.is_empty() {
+        about.push_str(&format!("; network {}", kind.network));
+    }
     Best::from_points(&kind.metric, &kind.set, about, &points)
 }
 

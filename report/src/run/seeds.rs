@@ -16,6 +16,9 @@ use super::scores::Kind;
 /// Keys that do not change what is learned, besides those of `[run]`.
 const FREE_KEYS: [&str; 2] = ["name", "seed"];
 
+/// Key of the number of validations after which a run ends that does not become better.
+const PATIENCE: &str = "run.patience";
+
 /// Scores of groups of runs.
 #[derive(Debug, Clone, Serialize)]
 pub struct SeedTable {
@@ -134,6 +137,13 @@ impl<'a> Entry<'a> {
         }
         Self { run, seed: plan.recipe.seed, settings: settings_of(plan), scores }
     }
+
+    /// Returns the number of steps of the run, or of its best weights if it keeps these.
+    fn steps(&self) -> u64 {
+        let status = &self.run.status;
+        let keeps_best = status.plan.recipe.run.patience.is_some();
+        if keeps_best { status.result_step() } else { status.plan.total_steps }
+    }
 }
 
 /// Returns everything that decides what a run of `plan` learns except its seed, by key. Images and
@@ -145,7 +155,9 @@ fn settings_of(plan: &Plan) -> BTreeMap<String, String> {
     for (key, value) in plan.recipe.values() {
         let is_location =
             (has_fingerprint && key == "data.shards") || (has_initial_fingerprint && key == "init.weights");
-        if !is_location && !key.starts_with("run.") && !FREE_KEYS.contains(&key.as_str()) {
+        // With patience the result is the best of several validations, not the last weights.
+        let is_free = (key.starts_with("run.") && key != PATIENCE) || FREE_KEYS.contains(&key.as_str());
+        if !is_location && !is_free {
             settings.insert(key, value.to_string());
         }
     }
@@ -180,7 +192,7 @@ fn differing_keys(groups: &[Vec<Entry<'_>>]) -> BTreeSet<String> {
 /// `differing`.
 fn row(folder: &Path, group: &[Entry<'_>], kinds: &[&Kind], differing: &BTreeSet<String>) -> SeedRow {
     let overview = Overview::from_run(group[0].run);
-    let steps: Vec<u64> = group.iter().map(|entry| entry.run.status.plan.total_steps).collect();
+    let steps: Vec<u64> = group.iter().map(Entry::steps).collect();
     let mut settings = BTreeMap::new();
     for key in differing {
         let value = group[0].settings.get(key).cloned();

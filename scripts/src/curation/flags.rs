@@ -31,6 +31,14 @@ pub(crate) struct ClusterFlags {
     limits: KMeansFlags,
 }
 
+impl ClusterFlags {
+    /// Returns whether a flag says which clusters to make or to take.
+    pub(crate) fn is_given(&self) -> bool {
+        let is_made = !(self.clusters.is_empty() && self.splits.is_empty() && self.resample_rows.is_empty());
+        is_made || self.clusters_of.is_some()
+    }
+}
+
 /// Flags of k-means.
 #[derive(clap::Args)]
 pub(crate) struct KMeansFlags {

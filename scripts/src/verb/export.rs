@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use augment::Transform;
 use eval::image_sets::open_images;
-use eval::{Protocol, Split};
+use eval::{OWN_METRICS, Protocol, Split};
 use networks::ModelConfig;
 use pipeline::Storage;
 use pipeline::secrets::redact_list;
@@ -69,6 +69,12 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// Returns whether a score, by its name in a model card, is that of a classifier or decoder.
+fn is_score_of_head(name: &str) -> bool {
+    let metric = name.split(" on ").next().unwrap_or_default();
+    OWN_METRICS.contains(&metric)
+}
+
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let format = Format::for_path(&args.out, args.format).map_err(anyhow::Error::msg)?;
     let mut backbone = args.weights.settings().open_backbone(&args.checkpoint)?;
@@ -78,6 +84,9 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     }
     check_probabilities(args, format, &backbone)?;
     let mut card = model_card(&args.checkpoint, &backbone)?;
+    if args.backbone_only {
+        card.scores.retain(|score| !is_score_of_head(&score.name));
+    }
     if let Some(px) = args.image_px {
         let stride_px = backbone.model.stride_px();
         if px == 0 || !(px as usize).is_multiple_of(stride_px) {

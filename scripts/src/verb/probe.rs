@@ -42,7 +42,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     network: NetworkFlags,
     /// Shards with classes or masks to train on.
-    #[arg(long, value_name = "SHARDS", num_args = 1..,
+    #[arg(long, value_name = "SHARDS", num_args = 1.., conflicts_with = "leave_one_out",
         required_unless_present_any = ["label_free", "leave_one_out"])]
     train: Vec<String>,
     /// Shards with classes or masks to test on. With --label-free, they can be any images.
@@ -50,7 +50,8 @@ pub(crate) struct Args {
     test: Vec<String>,
     /// Compute only measures that need no labels. They are RankMe, α-ReQ, LiDAR, alignment,
     /// uniformity and the retrieval of views.
-    #[arg(long, conflicts_with_all = ["train", "baseline", "protocol", "leave_one_out"])]
+    #[arg(long, conflicts_with_all = ["train", "baseline", "protocol", "leave_one_out",
+        "settings", "seed"])]
     label_free: bool,
     /// Name to record the results under [default: the folder and name of the test shards].
     #[arg(long, value_name = "NAME", hide_short_help = true)]

@@ -7,7 +7,7 @@ use super::lengths::lengths;
 use super::plan::Plan;
 use crate::method::check::idle_setting_of_masks;
 use crate::method::network::UpdateRule;
-use crate::schedule::RunLength;
+use crate::schedule::{RunLength, Shape};
 
 /// Returns warnings about `plan`: lengths beyond the end of the run, batches larger than the data
 /// set, rates near zero, random weights, adapters or a mask token that are not trained, settings
@@ -39,8 +39,13 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     if optim.adapter.is_some() {
         warnings.extend(adapter_warning(plan));
     }
-    if optim.lr == 0.0 {
-        warnings.push("optim.lr is 0: nothing is learned".into());
+    warnings.extend(rate_warning(plan));
+    if optim.layer_decay == 0.0 {
+        warnings.push(
+            "optim.layer_decay is 0: the rate of all units of the backbone but the last is 0; 1 gives all \
+             units the same rate"
+                .into(),
+        );
     }
     if (f64::MIN_POSITIVE..1e-6).contains(&optim.clip_norm()) {
         warnings.push(format!(
@@ -55,6 +60,20 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
         warnings.extend(idle_setting_of_masks(&method.networks(), &plan.recipe.model));
     }
     warnings
+}
+
+/// Returns a warning if the learning rate of `plan` is 0, or rises where it should decay.
+fn rate_warning(plan: &Plan) -> Option<String> {
+    let rate = plan.schedules().lr;
+    let decays = !matches!(rate.shape, Shape::Constant { cooldown_steps: 0 });
+    if decays && rate.end > rate.peak {
+        return Some(format!(
+            "optim.min_lr {:e} is above the rate after the warm-up, {:e} (optim.lr for this batch size): the \
+             rate rises to it until the end of the run",
+            rate.end, rate.peak
+        ));
+    }
+    (rate.peak == 0.0).then(|| "optim.lr is 0: nothing is learned".into())
 }
 
 /// Returns a warning about a setting by which adapters of `plan` are never trained.
@@ -156,6 +175,23 @@ mod tests {
             }
             assert!(n_shown > 0, "no method shows a mask token");
         }
+    }
+
+    #[test]
+    fn rates_that_rise_or_are_zero_cause_a_warning() {
+        for (overrides, expected) in [
+            (["optim.lr=1e-3", "optim.min_lr=1e-4"], None),
+            (["optim.lr=1e-3", "optim.min_lr=1"], Some("optim.min_lr")),
+            (["optim.lr=0", "optim.min_lr=1e-6"], Some("optim.min_lr")),
+            (["optim.lr=0", "optim.min_lr=0"], Some("nothing is learned")),
+        ] {
+            let plan = plans(&overrides).remove(0);
+            let warning = rate_warning(&plan);
+            assert_eq!(warning.is_some(), expected.is_some(), "{overrides:?}: {warning:?}");
+            assert!(warning.is_none_or(|warning| warning.contains(expected.unwrap_or_default())));
+        }
+        let frozen = plans(&["optim.layer_decay=0"]).remove(0);
+        assert!(warnings(&frozen).iter().any(|warning| warning.contains("optim.layer_decay is 0")));
     }
 
     /// With weights of another run, the same settings make sense.

@@ -86,6 +86,13 @@ pub(crate) trait Exchange {
         Err(no_such_network(Library::Timm))
     }
 
+    /// Returns a note if timm computes other features of images of `size_px` than Ocelli does,
+    /// because it resamples positions in another way.
+    fn timm_resampling_note(&self, size_px: usize) -> Option<String> {
+        let _ = size_px;
+        None
+    }
+
     /// Returns the contents of `config.json` for transformers.
     ///
     /// # Errors
@@ -262,6 +269,12 @@ impl Reader {
     fn new<E: Exchange>() -> Self {
         Self { kind: E::kind(), anchors: E::anchors(), matches: E::matches, recognize: E::recognize }
     }
+}
+
+/// Returns a note if timm computes other features of images of `size_px` by `model` than Ocelli
+/// does.
+pub fn timm_resampling_note(model: &ModelConfig, size_px: usize) -> Option<String> {
+    exchange_of(model).timm_resampling_note(size_px)
 }
 
 /// Returns timm's constructor of the network in `export`, with the channels of its images.

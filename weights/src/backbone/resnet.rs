@@ -19,6 +19,29 @@ use crate::source::{BackboneTensors, Source};
 /// Channels of the first stage in torchvision's class, which takes no others.
 const TORCHVISION_WIDTH: usize = 64;
 
+/// Checks that a configuration does not state a ResNet that has the same parameters as Ocelli's and
+/// computes something else.
+fn check_config(config: Option<&Value>) -> Result<(), String> {
+    let Some(config) = config else { return Ok(()) };
+    let architecture = config["architecture"].as_str().unwrap_or_default();
+    let arguments = &config["model_args"];
+    let has_name_of_blur = ["resnetblur", "resnetaa"].iter().any(|name| architecture.contains(name));
+    if has_name_of_blur || !arguments["aa_layer"].is_null() {
+        return Err("it blurs its feature maps before it reduces them, which ResNets of Ocelli do not".into());
+    }
+    if let Some(stride) = arguments["output_stride"].as_u64()
+        && stride != 32
+    {
+        return Err(format!("its stride is {stride}, but ResNets of Ocelli have 32"));
+    }
+    for key in ["downsample_in_bottleneck", "downsample_in_first_stage"] {
+        if config[key] == true {
+            return Err(format!("{key} is true: its strides are elsewhere than in ResNets of Ocelli"));
+        }
+    }
+    Ok(())
+}
+
 impl Exchange for ResnetConfig {
     fn kind() -> &'static str {
         "ResNet"
@@ -39,6 +62,7 @@ impl Exchange for ResnetConfig {
             "conv1.weight" => (Library::Torchvision, same_name),
             _ => (Library::Transformers, transformers_names),
         };
+        check_config(source.config.as_ref())?;
         let library = hints.library.unwrap_or(library);
         let model = config_from_shapes(tensors, names)?;
         Ok(Recognized { model, library, names: Box::new(names), size_px: IMAGE_PX, activation: "relu" })
@@ -290,5 +314,26 @@ mod tests {
             assert_eq!(transformers_name(name).as_deref(), Some(expected), "{name}");
         }
         assert_eq!(transformers_name("fc.weight"), None);
+    }
+
+    /// Networks with the names and shapes of a ResNet that compute something else are refused.
+    #[test]
+    fn other_resnets_are_refused() {
+        for config in [
+            json!({ "architecture": "resnet50" }),
+            json!({ "architecture": "resnet18", "model_args": { "output_stride": 32 } }),
+            json!({ "downsample_in_bottleneck": false }),
+        ] {
+            assert_eq!(check_config(Some(&config)), Ok(()), "{config}");
+        }
+        for config in [
+            json!({ "architecture": "resnetaa50" }),
+            json!({ "architecture": "resnetblur50" }),
+            json!({ "architecture": "resnet50", "model_args": { "aa_layer": "avg" } }),
+            json!({ "architecture": "resnet50", "model_args": { "output_stride": 8 } }),
+            json!({ "downsample_in_first_stage": true }),
+        ] {
+            assert!(check_config(Some(&config)).is_err(), "{config}");
+        }
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn preprocessing(
     if let (None, Some(config)) = (&stated, &source.config) {
         stated = timm_preprocessing(config, &fallback)?;
     }
-    let Some((preprocessing, interpolation)) = stated else {
+    let Some(StatedPreprocessing { preprocessing, interpolation, is_cropped }) = stated else {
         if !is_normalization_known {
             assumed.push(
                 "the file does not state its color normalization; assuming ImageNet's mean and deviation \
@@ -38,19 +38,40 @@ pub(crate) fn preprocessing(
     if interpolation != "bicubic" {
         assumed.push(format!("it was trained with {interpolation} resizing; Ocelli resizes bicubically"));
     }
+    if !is_cropped {
+        assumed.push(
+            "its library resizes whole images to squares, whatever their shape; Ocelli resizes the short side \
+             and crops the middle"
+                .into(),
+        );
+    }
     Ok(preprocessing)
 }
 
-/// Returns the preprocessing in `preprocessor_config.json` and the name of its interpolation;
-/// `None` if it does not state the normalization.
+/// Preprocessing that a configuration states.
+struct StatedPreprocessing {
+    preprocessing: Preprocessing,
+    /// Name of the interpolation.
+    interpolation: &'static str,
+    /// Whether images keep their shape and are cropped.
+    is_cropped: bool,
+}
+
+/// Returns the preprocessing in `preprocessor_config.json`; `None` if it does not state the
+/// normalization.
 fn transformers_preprocessing(
     config: &Value,
     fallback: &Preprocessing,
-) -> Result<Option<(Preprocessing, &'static str)>, String> {
+) -> Result<Option<StatedPreprocessing>, String> {
     let Some(normalization) = normalization(config, "image_mean", "image_std")? else { return Ok(None) };
     let stated_px = side_px(&config["size"]).unwrap_or(fallback.transform.resize_px);
     let is_cropped = config["do_center_crop"].as_bool().unwrap_or(config["crop_size"].is_object());
     let crop_ratio = config["crop_pct"].as_f64().filter(|ratio| (0.1..=1.0).contains(ratio));
+    let keeps_shape = match crop_ratio {
+        _ if is_cropped => true,
+        Some(_) => stated_px < UNCROPPED_PX,
+        None => config["size"]["shortest_edge"].is_number(),
+    };
     let (resize_px, size_px) = match crop_ratio {
         _ if is_cropped => (stated_px, side_px(&config["crop_size"]).unwrap_or(stated_px)),
         // ConvNeXT's processor: for images that it crops, the stated size is the crop's.
@@ -67,7 +88,8 @@ fn transformers_preprocessing(
     let factor = config["rescale_factor"].as_f64();
     let is_16_bit = factor.is_some_and(|factor| (factor * 65_535.0 - 1.0).abs() < 1e-3);
     let pixels = Pixels { normalization, depth: if is_16_bit { Depth::Sixteen } else { Depth::Eight } };
-    Ok(Some((Preprocessing::new(pixels, Transform { resize_px, size_px }), interpolation)))
+    let preprocessing = Preprocessing::new(pixels, Transform { resize_px, size_px });
+    Ok(Some(StatedPreprocessing { preprocessing, interpolation, is_cropped: keeps_shape }))
 }
 
 /// Returns the edge of images that `size` states: the short one, the height, or the edge of a
@@ -77,12 +99,12 @@ fn side_px(size: &Value) -> Option<u32> {
     Some(u32::try_from(side).unwrap_or(u32::MAX))
 }
 
-/// Returns the preprocessing in timm's `config.json` and the name of its interpolation; `None` if
-/// it does not state the normalization.
+/// Returns the preprocessing in timm's `config.json`; `None` if it does not state the
+/// normalization.
 fn timm_preprocessing(
     config: &Value,
     fallback: &Preprocessing,
-) -> Result<Option<(Preprocessing, &'static str)>, String> {
+) -> Result<Option<StatedPreprocessing>, String> {
     let config = config.get("pretrained_cfg").unwrap_or(config);
     let Some(normalization) = normalization(config, "mean", "std")? else { return Ok(None) };
     let size_px = config["input_size"][2]
@@ -94,7 +116,9 @@ fn timm_preprocessing(
         Some("bilinear") => "bilinear",
         _ => "bicubic",
     };
-    Ok(Some((Preprocessing::new(normalization.into(), Transform { resize_px, size_px }), interpolation)))
+    let preprocessing = Preprocessing::new(normalization.into(), Transform { resize_px, size_px });
+    let is_cropped = config["crop_mode"].as_str().is_none_or(|mode| mode == "center");
+    Ok(Some(StatedPreprocessing { preprocessing, interpolation, is_cropped }))
 }
 
 /// Checks that a configuration states no activation except `supported`, the one that Ocelli's
@@ -222,13 +246,18 @@ mod tests {
         }
     }
 
-    /// Returns the sizes of the resized image and of the crop.
-    fn sizes(mut config: Value) -> [u32; 2] {
+    /// Reads a configuration of transformers with a normalization.
+    fn read(mut config: Value) -> StatedPreprocessing {
         config["image_mean"] = json!([0.5, 0.5, 0.5]);
         config["image_std"] = json!([0.5, 0.5, 0.5]);
         let fallback = Preprocessing::with_size(96, Normalization::default());
-        let (preprocessing, _) = transformers_preprocessing(&config, &fallback).unwrap().unwrap();
-        [preprocessing.transform.resize_px, preprocessing.transform.size_px]
+        transformers_preprocessing(&config, &fallback).unwrap().unwrap()
+    }
+
+    /// Returns the sizes of the resized image and of the crop.
+    fn sizes(config: Value) -> [u32; 2] {
+        let transform = read(config).preprocessing.transform;
+        [transform.resize_px, transform.size_px]
     }
 
     fn square(px: u32) -> Value {
@@ -242,5 +271,25 @@ mod tests {
         assert_eq!(sizes(json!({ "size": square(224) })), [224, 224]);
         assert_eq!(sizes(json!({ "size": { "shortest_edge": 224 }, "crop_pct": 0.875 })), [256, 224]);
         assert_eq!(sizes(json!({ "size": { "shortest_edge": 384 }, "crop_pct": 0.95 })), [384, 384]);
+    }
+
+    /// Configurations by which a library makes squares of whole images are told from crops.
+    #[test]
+    fn squashed_images_are_told_from_crops() {
+        for (config, is_cropped) in [
+            (json!({ "size": { "shortest_edge": 256 }, "crop_size": square(224) }), true),
+            (json!({ "size": square(224) }), false),
+            (json!({ "size": { "shortest_edge": 224 }, "crop_pct": 0.875 }), true),
+            (json!({ "size": { "shortest_edge": 384 }, "crop_pct": 0.95 }), false),
+        ] {
+            assert_eq!(read(config.clone()).is_cropped, is_cropped, "{config}");
+        }
+        for (mode, is_cropped) in [(json!("center"), true), (json!("squash"), false), (Value::Null, true)] {
+            let colors = json!([0.5, 0.5, 0.5]);
+            let config = json!({ "mean": colors, "std": colors, "crop_mode": mode });
+            let fallback = Preprocessing::with_size(96, Normalization::default());
+            let stated = timm_preprocessing(&config, &fallback).unwrap().unwrap();
+            assert_eq!(stated.is_cropped, is_cropped, "{config}");
+        }
     }
 }

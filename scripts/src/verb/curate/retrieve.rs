@@ -57,6 +57,12 @@ pub(crate) fn run(args: &Args, call: &Call<'_>) -> anyhow::Result<ExitCode> {
              mpirun"
         );
     }
+    if args.clusters.is_given() && !by_cluster {
+        bail!(
+            "--clusters, --splits, --resample-rows and --clusters-of are for --by cluster, and nearest images \
+             are searched without clusters: add --by cluster, or leave them out"
+        );
+    }
     let input = args.input.open(Metric::Cosine, call)?;
     let like = args.like.open(&args.input, &input, call)?;
     let count = args.count as usize;

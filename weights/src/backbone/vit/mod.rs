@@ -70,6 +70,19 @@ impl Exchange for VitConfig {
         write::timm(self, export.preprocessing.transform.size_px as usize)
     }
 
+    fn timm_resampling_note(&self, size_px: usize) -> Option<String> {
+        let resamples_like_timm = self.pos_antialias && self.pos_offset == 0.0;
+        if self.image_px == size_px || self.positions == Positions::Rope || resamples_like_timm {
+            return None;
+        }
+        Some(format!(
+            "its positions are for images of {} px, and timm resamples them to {size_px} px in another way \
+             than they were trained with, so that its features differ a little: --image-px {size_px} writes \
+             them for that size",
+            self.image_px
+        ))
+    }
+
     fn transformers(&self) -> Result<Value, String> {
         write::transformers(self)
     }

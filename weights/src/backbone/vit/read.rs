@@ -48,6 +48,13 @@ pub(super) fn recognize(
     let library = library(tensors, source, &names, hints, assumed);
     reject_unsupported(tensors)?;
     let sizes = Sizes::from_tensors(tensors, &names, hints, source)?;
+    if hints.heads.is_none() && stated_heads(source)?.is_none() {
+        assumed.push(format!(
+            "the file does not state its number of attention heads; assuming {}, as in published networks of \
+             {} channels (override with --heads)",
+            sizes.heads, sizes.width
+        ));
+    }
     let stated_epsilon = config::norm_epsilon(source)?;
     let mut model = sizes.model(library, tensors, &names, stated_epsilon);
     if let ModelConfig::Vit(config) = &mut model {
@@ -446,15 +453,18 @@ fn unused_tensors(tensors: &BackboneTensors, is_rotary: bool) -> Vec<String> {
     unused
 }
 
+/// Returns the number of attention heads that the configuration states.
+fn stated_heads(source: &Source) -> Result<Option<usize>, String> {
+    let Some(config) = &source.config else { return Ok(None) };
+    match config::count(config, &["num_attention_heads"])? {
+        Some(heads) => Ok(Some(heads)),
+        None => config::count(&config["model_args"], &["num_heads"]),
+    }
+}
+
 /// Returns the number of attention heads, which no shape determines.
 fn heads(width: usize, is_rotary: bool, hints: &Hints, source: &Source) -> Result<usize, String> {
-    let stated = match &source.config {
-        Some(config) => match config::count(config, &["num_attention_heads"])? {
-            Some(heads) => Some(heads),
-            None => config::count(&config["model_args"], &["num_heads"])?,
-        },
-        None => None,
-    };
+    let stated = stated_heads(source)?;
     // Heads of all published networks but the largest have 64 channels.
     let usual = match width {
         1152 | 1280 | 1408 | 1664 if !is_rotary => Some(16),
