@@ -28,6 +28,6 @@ pub use page::{Report, is_page, write_page};
 pub use run::Run;
 pub use run::learning::Learning;
 pub use run::overview::Overview;
-pub use run::scores::{ScoreAt, named_scores, scores_at};
+pub use run::scores::{NamedScore, ScoreAt, named_scores, scores_at};
 pub use run::seeds::{ScoreColumn, SeedRow, SeedScore, SeedTable};
 pub use run::start::{Start, shell_quote};

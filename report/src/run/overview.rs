@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use eval::{MAIN_METRICS, MEAN_IOU, TOP_1};
-use pipeline::words::{counted, thousands};
+use pipeline::words::thousands;
 use serde::Serialize;
 use serde_json::Value;
 use trainer::run::Concern;
@@ -248,12 +248,7 @@ fn best(run: &Run) -> Option<Best> {
         return best_probe_score(run);
     };
     let points: Vec<Point> = scores.iter().map(|scored| (scored.step, scored.value)).collect();
-    let fitted = match kind.train_images {
-        Some(n) => format!(", fitted on {} of {}", counted(n as u64, "image"), kind.train),
-        None if kind.train.is_empty() => String::new(),
-        None => format!(", fitted on {}", kind.train),
-    };
-    let mut about = format!("{}{fitted}; {}", kind.set, kind.transform);
+    let mut about = format!("{}{}; {}", kind.set, kind.fitted(), kind.transform);
     if !kind.network.is_empty() {
         about.push_str(&format!("; network {}", kind.network));
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use eval::row::{ClassifierDetails, EVALUATIONS, EvaluationRow, MaskDetails};
 use eval::{CLASSIFIER_METRICS, MEAN_IOU};
+use pipeline::words::counted;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -42,6 +43,35 @@ pub(crate) struct Kind {
     /// Settings of the protocol that change the number.
     pub(crate) settings: String,
     pub(crate) seed: u64,
+}
+
+impl Kind {
+    /// Describes measure, images and transform.
+    fn short_name(&self) -> String {
+        format!("{} on {}, {}", self.metric, self.set, self.transform)
+    }
+
+    /// Describes what [`Kind::short_name`] leaves out, after a comma: the training set, settings
+    /// and a seed.
+    fn details(&self) -> String {
+        let mut details = self.fitted();
+        if !self.settings.is_empty() {
+            details.push_str(&format!(", {}", self.settings));
+        }
+        if self.seed != 0 {
+            details.push_str(&format!(", seed {}", self.seed));
+        }
+        details
+    }
+
+    /// Describes the training set, after a comma; empty if there is none.
+    pub(crate) fn fitted(&self) -> String {
+        match self.train_images {
+            Some(n) => format!(", fitted on {} of {}", counted(n as u64, "image"), self.train),
+            None if self.train.is_empty() => String::new(),
+            None => format!(", fitted on {}", self.train),
+        }
+    }
 }
 
 /// Confusion of classes in the evaluation of a kind at the step that is the result of the run, or
@@ -197,31 +227,56 @@ fn class_scores(row: &EvaluationRow) -> Vec<ClassScore> {
 /// [`ReportError`] when the run's evaluations cannot be read.
 pub fn scores_at(workdir: &Path, network: &str, step: u64) -> Result<Vec<ScoreAt>, ReportError> {
     let evaluations = Evaluations::read(workdir, network, step)?;
-    let mut scores = Vec::new();
+    let mut found: Vec<(&Kind, &Scored)> = Vec::new();
     for (kind, scored) in &evaluations.scores {
-        let Some(scored) = scored.iter().find(|scored| scored.step == step) else { continue };
-        if kind.network.is_empty() {
-            let name = format!("{} on {}, {}", kind.metric, kind.set, kind.transform);
-            scores.push((name, scored.value, scored.interval));
+        let at_step = scored.iter().find(|scored| scored.step == step);
+        if let Some(scored) = at_step.filter(|_| kind.network.is_empty()) {
+            found.push((kind, scored));
         }
+    }
+    let mut scores = Vec::new();
+    for (kind, scored) in &found {
+        let mut name = kind.short_name();
+        if found.iter().filter(|(other, _)| other.short_name() == name).count() > 1 {
+            name.push_str(&kind.details());
+        }
+        scores.push(ScoreAt { name, value: scored.value, interval: scored.interval });
     }
     Ok(scores)
 }
 
-/// Description of the measure and the images, the number, and its interval where it has one.
-pub type ScoreAt = (String, f64, Option<[f64; 2]>);
+/// A score at a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScoreAt {
+    /// Measure and images, and what else tells it from the other scores at the step.
+    pub name: String,
+    /// The number.
+    pub value: f64,
+    /// Its interval, where it has one.
+    pub interval: Option<[f64; 2]>,
+}
+
+/// A score of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NamedScore {
+    /// Name in trackers: see [`EvaluationRow::score_name`].
+    pub name: String,
+    /// Number of steps taken.
+    pub step: u64,
+    /// The number.
+    pub value: f64,
+}
 
 /// Returns the scores of the run in `workdir`, whose evaluated network is `evaluated`, in the order
-/// in which they were made: the name (see [`EvaluationRow::score_name`]), the number of steps
-/// taken, and the value.
+/// in which they were made.
 ///
 /// # Errors
 /// [`ReportError`] when the run's evaluations cannot be read.
-pub fn named_scores(workdir: &Path, evaluated: &str) -> Result<Vec<(String, u64, f64)>, ReportError> {
+pub fn named_scores(workdir: &Path, evaluated: &str) -> Result<Vec<NamedScore>, ReportError> {
     let mut scores = Vec::new();
     for row in jsonl::rows::<EvaluationRow>(&workdir.join(EVALUATIONS))? {
         let (Some(step), Some(value)) = (row.about.step, row.number.value()) else { continue };
-        scores.push((row.score_name(evaluated), step, value));
+        scores.push(NamedScore { name: row.score_name(evaluated), step, value });
     }
     Ok(scores)
 }

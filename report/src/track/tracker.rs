@@ -18,7 +18,7 @@ use super::server::{Metric, RunId, Server};
 use crate::ReportError;
 use crate::picture::workdir::{masks_name, worst_name};
 use crate::run::Run;
-use crate::run::scores::named_scores;
+use crate::run::scores::{NamedScore, named_scores};
 
 /// File in the work directory that records what has been sent, by server and experiment.
 const SENT: &str = "mlflow.json";
@@ -243,7 +243,7 @@ fn new_metrics(run: &Run, sent: &Sent) -> Result<(Vec<Metric>, u64, usize), Repo
     let last_step = metrics.iter().map(|metric| metric.step).max().unwrap_or(sent.last_step);
     let scores = named_scores(&run.workdir, run.status.plan.evaluated()?)?;
     let new = scores.iter().skip(sent.n_scores).cloned();
-    metrics.extend(new.map(|(name, step, value)| Metric { name, step, value }));
+    metrics.extend(new.map(|NamedScore { name, step, value }| Metric { name, step, value }));
     Ok((metrics, last_step, scores.len()))
 }
 

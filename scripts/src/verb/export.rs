@@ -204,7 +204,7 @@ pub(crate) fn model_card(path: &Path, backbone: &Backbone) -> anyhow::Result<Car
         None => Vec::new(),
     };
     let scores =
-        scores.into_iter().map(|(name, value, interval)| Score::new(name, value, interval, Precision::F32));
+        scores.into_iter().map(|score| Score::new(score.name, score.value, score.interval, Precision::F32));
     let plan = &manifest.plan;
     Ok(Card {
         name: plan.recipe.name.clone(),

@@ -62,6 +62,26 @@ pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
     warnings
 }
 
+/// Returns a warning about each length of time that was over after `step` steps of the run of
+/// `before`, and is not in that of `now`, which is longer: lengths in percent have become longer,
+/// too.
+pub(crate) fn reopened_lengths(before: &Plan, now: &Plan, step: u64) -> Vec<String> {
+    let earlier = lengths(&before.recipe, before.length());
+    let mut warnings = Vec::new();
+    for (key, n_now) in lengths(&now.recipe, now.length()) {
+        let Some((_, n_before)) = earlier.iter().find(|(other, _)| *other == key) else { continue };
+        if *n_before <= step && step < n_now {
+            warnings.push(format!(
+                "{key} was over after step {}, and lasts until step {} in the longer run: what it delays or \
+                 switches off is so again until then; set it in steps to keep it as it was",
+                thousands(*n_before),
+                thousands(n_now)
+            ));
+        }
+    }
+    warnings
+}
+
 /// Returns a warning if the learning rate of `plan` is 0, or rises where it should decay.
 fn rate_warning(plan: &Plan) -> Option<String> {
     let rate = plan.schedules().lr;
@@ -177,10 +197,22 @@ mod tests {
         }
     }
 
+    /// What was over in a run is not over in a longer one, if its length is in percent.
+    #[test]
+    fn lengths_that_begin_again_cause_a_warning() {
+        let warmup = "optim.warmup={percent=20}";
+        let short = plans(&["optim.length={steps=100}", warmup]).remove(0);
+        let long = plans(&["optim.length={steps=1000}", warmup]).remove(0);
+        let warnings = reopened_lengths(&short, &long, 100);
+        assert!(warnings.iter().any(|warning| warning.starts_with("optim.warmup was over after step 20")));
+        assert!(!reopened_lengths(&short, &long, 500).iter().any(|text| text.starts_with("optim.warmup")));
+        assert_eq!(reopened_lengths(&short, &short, 100), [""; 0]);
+    }
+
     #[test]
     fn rates_that_rise_or_are_zero_cause_a_warning() {
         for (overrides, expected) in [
-            (["optim.lr=1e-3", "optim.min_lr=1e-4"], None),
+            (["optim.lr=1e-2", "optim.min_lr=1e-4"], None),
             (["optim.lr=1e-3", "optim.min_lr=1"], Some("optim.min_lr")),
             (["optim.lr=0", "optim.min_lr=1e-6"], Some("optim.min_lr")),
             (["optim.lr=0", "optim.min_lr=0"], Some("nothing is learned")),

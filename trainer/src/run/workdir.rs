@@ -39,6 +39,7 @@ use crate::checkpoint::{Checkpoint, steps};
 use crate::error::TrainError;
 use crate::recipe::compare::{difference, difference_of_images, with_length_of};
 use crate::recipe::plan::Plan;
+use crate::recipe::warnings::reopened_lengths;
 
 /// Name of the file that rank 0 of a run keeps locked.
 const LOCK: &str = ".lock";
@@ -82,6 +83,11 @@ fn claim(
                 thousands(previous.total_steps),
                 counted(plan.total_steps, "step")
             ));
+        }
+        if lengthens && let Some((step, _)) = &checkpoint {
+            for warning in reopened_lengths(previous, &plan, *step) {
+                warn(&warning);
+            }
         }
         // The length of a run that becomes longer may differ.
         let known = if lengthens { with_length_of(previous, &plan) } else { previous.clone() };
