@@ -114,9 +114,12 @@ pub enum CurateError {
         /// Columns of the other rows.
         other: usize,
     },
-    /// Two sets of features come from different networks.
-    #[error("the features to compare were computed with different weights")]
-    OtherWeights,
+    /// Two sets of features cannot be compared.
+    #[error("the features to compare were computed with different {what}")]
+    OtherOrigin {
+        /// What differs.
+        what: &'static str,
+    },
     /// No file of features was given.
     #[error("--features matches no file")]
     NoFeatures,
@@ -132,13 +135,15 @@ pub enum CurateError {
         /// Columns of the rows of the first file.
         other: usize,
     },
-    /// Files of one set come from different networks.
-    #[error("{} and {} were computed with different weights", path.display(), first.display())]
-    FileWeights {
+    /// Files of one set were computed in different ways.
+    #[error("{} and {} were computed with different {what}", path.display(), first.display())]
+    FileOrigin {
         /// The file.
         path: PathBuf,
         /// The first file.
         first: PathBuf,
+        /// What differs.
+        what: &'static str,
     },
     /// There are more rows than can be numbered.
     #[error("{n_rows} feature rows: at most 2^32 can be curated at once")]

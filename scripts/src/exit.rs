@@ -241,10 +241,10 @@ fn curate_code(error: &CurateError) -> u8 {
         | CurateError::DamagedClusters { .. }
         | CurateError::OtherClusters { .. }
         | CurateError::Widths { .. }
-        | CurateError::OtherWeights
+        | CurateError::OtherOrigin { .. }
         | CurateError::NoFeatures
         | CurateError::FileWidths { .. }
-        | CurateError::FileWeights { .. }
+        | CurateError::FileOrigin { .. }
         | CurateError::TooManyRows { .. }
         | CurateError::UnknownImage { .. }
         | CurateError::AmbiguousImage { .. }

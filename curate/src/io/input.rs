@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use augment::{DecodeRules, Image, Rgb8};
+use augment::{DecodeRules, Decoding, Image, Rgb8};
 use eval::features::file::{ImageName, read};
-use eval::{ImageSet, Table};
+use eval::{FeatureKind, ImageSet, Table};
 use kernels::rows::Rows;
 use pipeline::secrets::redact_list;
 use pipeline::shard::image::EncodedImage;
@@ -29,8 +29,52 @@ pub struct Input {
     pub(super) identity: Vec<Value>,
     /// Name and state of each file of features; empty if a network computed them.
     pub(super) files: Vec<Value>,
-    /// Fingerprint of the weights that computed the features, if known.
-    weights: Option<String>,
+    /// How the features were computed.
+    origin: Origin,
+}
+
+/// How features were computed; what is not known is null.
+#[derive(Debug, Clone, PartialEq)]
+struct Origin {
+    /// Fingerprint of the weights.
+    weights: Value,
+    /// Which features: levels, averages, patches.
+    kind: Value,
+    /// Sizes of the images.
+    transform: Value,
+    /// Rules of the decoder; null for the usual ones, too.
+    decoding: Value,
+}
+
+impl Origin {
+    /// Reads the origin from the description of a file of features.
+    fn read(about: &Value) -> Self {
+        Self {
+            weights: about["weights"].clone(),
+            kind: about["features"].clone(),
+            transform: about["transform"].clone(),
+            decoding: about["decoding"].clone(),
+        }
+    }
+
+    /// Returns what makes features of two origins incomparable, as far as both are known.
+    fn difference(&self, other: &Self) -> Option<&'static str> {
+        if are_different(&self.weights, &other.weights) {
+            return Some("weights");
+        }
+        if are_different(&self.kind, &other.kind) {
+            return Some("levels, averages or patches (--levels, --average, --patches)");
+        }
+        if are_different(&self.transform, &other.transform) {
+            return Some("sizes of the images (--resize-px, --image-px)");
+        }
+        (self.decoding != other.decoding).then_some("decoding of the images (--bits-used, --no-data)")
+    }
+}
+
+/// Returns whether two facts are known and differ.
+fn are_different(a: &Value, b: &Value) -> bool {
+    !a.is_null() && !b.is_null() && a != b
 }
 
 /// The images of rows.
@@ -87,8 +131,9 @@ impl Input {
         Ok(Self { images: Some(images), ..input })
     }
 
-    /// Returns the features in `table`, which a network whose weights have the fingerprint
-    /// `weights` computed of `set`: the images of `dataset`, the shards and folders `specs`.
+    /// Returns the features in `table`, of the kind `kind`, which a network whose weights have the
+    /// fingerprint `weights` computed of `set`: the images of `dataset`, the shards and folders
+    /// `specs`.
     ///
     /// # Errors
     /// [`CurateError::Data`] if the images cannot be read.
@@ -98,6 +143,7 @@ impl Input {
         dataset: Arc<Dataset>,
         specs: &[String],
         weights: u64,
+        kind: FeatureKind,
         metric: Metric,
     ) -> Result<Self, CurateError> {
         let mut samples = Vec::new();
@@ -113,15 +159,26 @@ impl Input {
         if n_bad > 0 {
             tracing::warn!("{n_bad} unusable images are skipped; run `ocelli shards verify` to see why");
         }
-        let weights = format!("{weights:016x}");
-        let identity = vec![json!({
-            "weights": weights, "transform": set.transform.to_string(),
+        let mut origin = Origin {
+            weights: json!(format!("{weights:016x}")),
+            kind: json!(kind),
+            transform: json!(set.transform),
+            decoding: Value::Null,
+        };
+        let mut identity = json!({
+            "weights": origin.weights, "transform": set.transform.to_string(),
             "images": format!("{:016x}", dataset.fingerprint()?),
-        })];
+        });
+        let decoding = set.rules().decoding();
+        if decoding != Decoding::default() {
+            origin.decoding = json!(decoding);
+            identity["decoding"] = json!(decoding);
+        }
+        let identity = vec![identity];
         let parts: Vec<Numbers> = vec![Arc::new(TableRows(table.clone()))];
         let rows = FeatureRows::new(table.columns.width(), parts, metric)?;
         let images = Images { dataset, specs: specs.to_vec(), samples };
-        Ok(Self { rows, names, images: Some(images), identity, files: Vec::new(), weights: Some(weights) })
+        Ok(Self { rows, names, images: Some(images), identity, files: Vec::new(), origin })
     }
 
     /// Returns whether the images are known.
@@ -150,15 +207,13 @@ impl Input {
         Image::decode_any(&encoded.files(), &DecodeRules::default()).ok().map(Image::picture)
     }
 
-    /// Checks that the features of `others` come from the same network.
+    /// Checks that the features of `others` were computed in the same way, as far as that is known.
     ///
     /// # Errors
-    /// [`CurateError::OtherWeights`] and [`CurateError::Widths`].
+    /// [`CurateError::OtherOrigin`] and [`CurateError::Widths`].
     pub fn check_comparable(&self, others: &Self) -> Result<(), CurateError> {
-        if let (Some(weights), Some(other_weights)) = (&self.weights, &others.weights)
-            && weights != other_weights
-        {
-            return Err(CurateError::OtherWeights);
+        if let Some(what) = self.origin.difference(&others.origin) {
+            return Err(CurateError::OtherOrigin { what });
         }
         if others.rows.width() != self.rows.width() {
             let width = others.rows.width();
@@ -179,22 +234,27 @@ pub fn read_features(paths: &[PathBuf], metric: Metric) -> Result<Input, CurateE
     let files = paths.iter().map(|path| file_identity(path)).collect();
     let mut parts = Vec::<Numbers>::new();
     let mut names = Vec::new();
-    let mut first: Option<(usize, Option<String>)> = None;
+    let mut first: Option<(usize, Origin)> = None;
     for path in paths {
         let file = read(path)?;
         let width = file.table.columns.width();
-        let weights = file.about["weights"].as_str().map(str::to_string);
+        let origin = Origin::read(&file.about);
         match &first {
-            None => first = Some((width, weights)),
+            None => first = Some((width, origin)),
             Some((other, _)) if *other != width => {
                 let other = *other;
                 let first = paths[0].clone();
                 return Err(CurateError::FileWidths { path: path.clone(), width, first, other });
             }
-            Some((_, other)) if *other != weights => {
-                return Err(CurateError::FileWeights { path: path.clone(), first: paths[0].clone() });
+            Some((_, other)) => {
+                // One of them may not state its weights.
+                let has_other_weights = other.weights != origin.weights;
+                let difference = if has_other_weights { Some("weights") } else { other.difference(&origin) };
+                if let Some(what) = difference {
+                    let first = paths[0].clone();
+                    return Err(CurateError::FileOrigin { path: path.clone(), first, what });
+                }
             }
-            Some(_) => {}
         }
         let start = names.len();
         match file.images {
@@ -209,11 +269,39 @@ pub fn read_features(paths: &[PathBuf], metric: Metric) -> Result<Input, CurateE
         }
         parts.push(Arc::new(TableRows(file.table)));
     }
-    let Some((width, weights)) = first else { return Err(CurateError::NoFeatures) };
+    let Some((width, origin)) = first else { return Err(CurateError::NoFeatures) };
     if u32::try_from(names.len()).is_err() {
         return Err(CurateError::TooManyRows { n_rows: names.len() });
     }
     let rows = FeatureRows::new(width, parts, metric)?;
-    let identity = vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": weights })];
-    Ok(Input { rows, names, images: None, identity, files, weights })
+    let identity =
+        vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": origin.weights })];
+    Ok(Input { rows, names, images: None, identity, files, origin })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_that_were_computed_differently_are_told_apart() {
+        let about = json!({
+            "weights": "a",
+            "features": FeatureKind::Vectors { n_levels: 1, average: false },
+            "transform": { "resize_px": 32, "size_px": 32 },
+        });
+        let origin = Origin::read(&about);
+        assert_eq!(origin.difference(&origin), None);
+        assert_eq!(origin.difference(&Origin::read(&Value::Null)), None, "nothing is known");
+        for (key, value) in [
+            ("weights", json!("b")),
+            ("features", json!(FeatureKind::Vectors { n_levels: 2, average: false })),
+            ("transform", json!({ "resize_px": 37, "size_px": 32 })),
+            ("decoding", json!({ "bits_used": 12 })),
+        ] {
+            let mut other = about.clone();
+            other[key] = value;
+            assert!(origin.difference(&Origin::read(&other)).is_some(), "{key}");
+        }
+    }
 }

@@ -110,7 +110,8 @@ impl InputFlags {
         let kind = FeatureKind::Vectors { n_levels: 1, average: false };
         let cache = self.cache.open(call.folder);
         let table = features(cache.as_ref(), &open.network, &images, kind, &StageBar::new())?;
-        Ok(Input::computed(&table, &images, dataset, specs, open.network.fingerprint(), metric)?)
+        let weights = open.network.fingerprint();
+        Ok(Input::computed(&table, &images, dataset, specs, weights, kind, metric)?)
     }
 }
 
