@@ -116,7 +116,7 @@ pub enum CurateError {
     },
     /// Two sets of features cannot be compared.
     #[error("the features to compare were computed with different {what}")]
-    OtherOrigin {
+    OtherComputation {
         /// What differs.
         what: &'static str,
     },
@@ -137,7 +137,7 @@ pub enum CurateError {
     },
     /// Files of one set were computed in different ways.
     #[error("{} and {} were computed with different {what}", path.display(), first.display())]
-    FileOrigin {
+    FileComputation {
         /// The file.
         path: PathBuf,
         /// The first file.

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use augment::Decoding;
 use networks::Network;
 use pipeline::Progress;
 use prep::folder_lock::{FolderLock, lock_part};
@@ -171,8 +170,7 @@ impl EmbedJob {
         description["features"] = json!(self.kind);
         description["classes"] = json!(images.classes());
         description["set"] = json!(set_identity(images)?);
-        let decoding = images.rules().decoding();
-        if decoding != Decoding::default() {
+        if let Some(decoding) = images.unusual_decoding() {
             description["decoding"] = json!(decoding);
         }
         Ok(description)

@@ -7,7 +7,7 @@ use augment::{DecodeRules, Transform};
 use pipeline::secrets::redact_list;
 use pipeline::{ColumnNames, Storage};
 use prep::bits::{BitsUsed, N_INSPECTED};
-use prep::classes::{read_class_names, report_class_folders, warn_of_parts};
+use prep::classes::{ClassNames, report_class_folders, warn_of_parts};
 use prep::files::{find_images, name_of, report_skipped};
 use prep::open::{open_dataset, split_folders};
 
@@ -138,7 +138,7 @@ pub fn open_files(
 /// cannot be read or lists of names differ.
 pub fn with_names(images: ImageSet, specs: &[String], storage: &Storage) -> Result<ImageSet, EvalError> {
     let sources = split_folders(specs)?.sources(storage)?;
-    Ok(images.named(&read_class_names(&sources)?))
+    Ok(images.named(&ClassNames::read(&sources)?.names))
 }
 
 /// Reports if some of `images`, which are inspected, use a part of 16 bits.

@@ -17,64 +17,85 @@ const LIST: &str = "classes.txt";
 const PARTS: [&str; 9] =
     ["train", "training", "val", "valid", "validation", "test", "testing", "dev", "holdout"];
 
-/// Reads the list of class names beside the shards `sources`, by number; empty if there is none.
-/// Lists beside shards in several folders have to be the same: classes are merged by number.
-///
-/// # Errors
-/// [`PrepError::ClassLists`] if two lists differ, [`PrepError::Io`].
-pub fn read_class_names(sources: &[Source]) -> Result<Vec<String>, PrepError> {
-    Ok(find_list(sources)?.map(|list| list.names).unwrap_or_default())
+/// Names of the classes of shards, from the list beside them.
+pub struct ClassNames {
+    /// The names, by number; empty if there is no list.
+    pub names: Vec<String>,
+    /// The list, if there is one.
+    list: Option<PathBuf>,
 }
 
-/// List of class names beside shards.
-struct FoundList {
-    path: PathBuf,
-    names: Vec<String>,
-}
-
-/// Finds the list of class names beside the shards `sources`.
-///
-/// # Errors
-/// Those of [`read_class_names`].
-fn find_list(sources: &[Source]) -> Result<Option<FoundList>, PrepError> {
-    let mut found: Option<FoundList> = None;
-    let mut without: Option<PathBuf> = None;
-    let mut folders = HashSet::new();
-    for source in sources {
-        let ShardUrl::File(shard) = &source.url else { continue };
-        let path = shard.with_file_name(LIST);
-        // Classes in a Parquet file have their names there.
-        if source.url.is_parquet() || !folders.insert(path.clone()) {
-            continue;
-        }
-        if !path.exists() {
-            without.get_or_insert(path);
-            continue;
-        }
-        let names = read_list(&path)?;
-        match &found {
-            None => found = Some(FoundList { path, names }),
-            Some(first) if first.names == names => {}
-            Some(first) => {
-                let class = first.names.iter().zip(&names).take_while(|(a, b)| a == b).count();
-                return Err(PrepError::ClassLists {
-                    first: first.path.clone(),
-                    second: path,
-                    class,
-                    first_name: first.names.get(class).cloned(),
-                    second_name: names.get(class).cloned(),
-                });
+impl ClassNames {
+    /// Reads the list of class names beside the shards `sources`. Lists beside shards in several
+    /// folders have to be the same, because classes are merged by number; a folder without one is
+    /// warned of.
+    ///
+    /// # Errors
+    /// [`PrepError::ClassLists`] if two lists differ, [`PrepError::Io`].
+    pub fn read(sources: &[Source]) -> Result<Self, PrepError> {
+        let mut names = Vec::new();
+        let mut list: Option<PathBuf> = None;
+        let mut missing: Option<PathBuf> = None;
+        let mut paths = HashSet::new();
+        for source in sources {
+            let ShardUrl::File(shard) = &source.url else { continue };
+            let path = shard.with_file_name(LIST);
+            // Classes in a Parquet file have their names there.
+            if source.url.is_parquet() || !paths.insert(path.clone()) {
+                continue;
+            }
+            if !path.exists() {
+                missing.get_or_insert(path);
+                continue;
+            }
+            let others = read_list(&path)?;
+            match &list {
+                None => {
+                    names = others;
+                    list = Some(path);
+                }
+                Some(_) if names == others => {}
+                Some(first) => {
+                    let class = names.iter().zip(&others).take_while(|(a, b)| a == b).count();
+                    return Err(PrepError::ClassLists {
+                        first: first.clone(),
+                        second: path,
+                        class,
+                        first_name: names.get(class).cloned(),
+                        second_name: others.get(class).cloned(),
+                    });
+                }
             }
         }
+        if let (Some(list), Some(missing)) = (&list, &missing) {
+            tracing::warn!(
+                "there is no {}: numbers of classes there are taken for those of {}",
+                missing.display(),
+                list.display()
+            );
+        }
+        Ok(Self { names, list })
     }
-    if let (Some(list), Some(without)) = (&found, &without) {
-        tracing::warn!(
-            "there is no {}: numbers of classes there are taken for those of {}",
-            without.display(),
-            list.path.display()
-        );
+
+    /// Copies the list, if there is one, into the folder `out`, where a list with other names is
+    /// replaced only if `overwrite` is set.
+    ///
+    /// # Errors
+    /// [`PrepError::OtherClassList`], or [`PrepError::Io`].
+    pub fn copy(&self, out: &Path, overwrite: bool) -> Result<(), PrepError> {
+        let Some(list) = &self.list else { return Ok(()) };
+        let target = out.join(LIST);
+        if target.exists() {
+            if read_list(&target)? == self.names {
+                return Ok(());
+            }
+            if !overwrite {
+                return Err(PrepError::OtherClassList { path: target, list: list.clone() });
+            }
+        }
+        std::fs::create_dir_all(out).map_err(|error| PrepError::io("create", out, error))?;
+        write_classes(out, &self.names)
     }
-    Ok(found)
 }
 
 /// Returns the name of `class`, if it is the number of one of `names`; otherwise `class`.
@@ -100,27 +121,6 @@ pub fn report_class_folders(dataset: &Dataset, name: &str) -> Result<(), Pipelin
         );
     }
     Ok(())
-}
-
-/// Copies the list of class names beside the shards `sources` into the folder `out`, where a list
-/// with other names is replaced only if `overwrite` is set.
-///
-/// # Errors
-/// [`PrepError::OtherClassList`], [`PrepError::ClassLists`], or [`PrepError::Io`].
-pub fn copy_classes(sources: &[Source], out: &Path, overwrite: bool) -> Result<(), PrepError> {
-    let Some(list) = find_list(sources)? else { return Ok(()) };
-    let target = out.join(LIST);
-    if target.exists() {
-        let has_same_names = read_list(&target)? == list.names;
-        if has_same_names {
-            return Ok(());
-        }
-        if !overwrite {
-            return Err(PrepError::OtherClassList { path: target, list: list.path });
-        }
-    }
-    std::fs::create_dir_all(out).map_err(|error| PrepError::io("create", out, error))?;
-    write_classes(out, &list.names)
 }
 
 /// Warns if the `classes` of the images of `name` are the names of parts of a data set, such as

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use pipeline::shard::leads_out_of_folder;
 use pipeline::{PipelineError, Progress, Shard, Storage};
 
-use crate::classes::{copy_classes, read_class_names};
+use crate::classes::ClassNames;
 use crate::error::PrepError;
 use crate::rewrite::{RewriteJob, check_names};
 
@@ -33,8 +33,8 @@ pub fn extract(
 ) -> Result<Extracted, PrepError> {
     let sources = storage.sources(job.shards)?;
     check_names(&sources)?;
-    // Before files are written.
-    read_class_names(&sources)?;
+    // Before files are written: lists of classes may differ.
+    let classes = ClassNames::read(&sources)?;
     let wanted: HashSet<&str> = keys.iter().map(|key| key.strip_prefix("./").unwrap_or(key)).collect();
     progress.begin("extract", sources.len() as u64);
     let mut extracted = Extracted { n_samples: 0, n_files: 0 };
@@ -52,7 +52,7 @@ pub fn extract(
         }
         progress.advance(1);
     }
-    copy_classes(&sources, job.out, job.overwrite)?;
+    classes.copy(job.out, job.overwrite)?;
     if extracted.n_samples == 0 && !wanted.is_empty() {
         return Err(PrepError::MissingKeys { n_keys: wanted.len(), n_shards: sources.len() });
     }

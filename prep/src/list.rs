@@ -193,8 +193,7 @@ fn read_table(
         let stated = label_columns.iter().find_map(|index| Some((*index, table_cell(&record, *index)?)));
         if let Some((index, text)) = stated {
             let value = value_of_cell(text).map_err(|reason| line_error(path, line, reason))?;
-            let class = without_point(&value);
-            let read = read_classes(&mut class_column, &class);
+            let read = read_classes(&mut class_column, &number_with_point(&value));
             classes = read.map_err(|reason| line_error(path, line, reason))?;
             columns.insert(headers[index].trim().to_string(), value);
         }
@@ -236,11 +235,11 @@ fn value_of_cell(text: String) -> Result<Value, String> {
     }
 }
 
-/// Returns the integer in a cell such as `3.0`, which programs write beside empty cells, or else
+/// Returns the number in a cell such as `3.0`, which programs write beside empty cells, or else
 /// `value`.
-fn without_point(value: &Value) -> Value {
-    let integer = value.as_str().and_then(|text| text.strip_suffix(".0")?.parse::<i64>().ok());
-    integer.map_or_else(|| value.clone(), Value::from)
+fn number_with_point(value: &Value) -> Value {
+    let number = value.as_str().filter(|text| text.ends_with(".0")).and_then(|text| text.parse::<f64>().ok());
+    number.map_or_else(|| value.clone(), Value::from)
 }
 
 /// Returns the classes that `value`, in `column`, states; `None` if nothing in it is a class.

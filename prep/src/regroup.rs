@@ -9,7 +9,7 @@ use pipeline::{Progress, Shard, Source, Storage};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::classes::{class_name, copy_classes, read_class_names};
+use crate::classes::{ClassNames, class_name};
 use crate::error::PrepError;
 use crate::folder_lock::lock_folder;
 use crate::rewrite::{claim, input_identities};
@@ -71,14 +71,14 @@ pub fn reshard(
     storage: &Storage,
     progress: &dyn Progress,
 ) -> Result<BTreeMap<String, Regrouped>, PrepError> {
-    let (sources, shards) = open_shards(job, storage)?;
-    let mut positions = all_positions(&shards);
+    let opened = Opened::open(job, storage)?;
+    let mut positions = all_positions(&opened.shards);
     if let Some(seed) = shuffled {
         shuffle(&mut positions, seed);
     }
     let settings = json!({ "prefix": prefix, "shuffle": shuffled });
     let parts = [(prefix.to_string(), positions)];
-    write(job, "reshard", settings, &sources, &shards, &parts, progress)
+    write(job, "reshard", settings, &opened, &parts, progress)
 }
 
 /// Divides the samples of `job` among `parts`, each a name and a relative share: `train=0.9`. If
@@ -96,7 +96,7 @@ pub fn split(
     storage: &Storage,
     progress: &dyn Progress,
 ) -> Result<BTreeMap<String, Regrouped>, PrepError> {
-    let (sources, shards) = open_shards(job, storage)?;
+    let opened = Opened::open(job, storage)?;
     let mut shares: Vec<(String, f64)> = Vec::new();
     for part in parts {
         let (name, share) = parse_share(part)?;
@@ -108,10 +108,11 @@ pub fn split(
     report_sum(&shares);
     let mut divided: Vec<(String, Vec<SamplePosition>)> =
         shares.iter().map(|(name, _)| (name.clone(), Vec::new())).collect();
-    let positions = all_positions(&shards);
-    let classes = if by_key { None } else { group_by_class(&shards, &positions)? };
+    let positions = all_positions(&opened.shards);
+    let classes = if by_key { None } else { group_by_class(&opened.shards, &positions)? };
     if let Some(classes) = &classes {
-        let hashes: Vec<u64> = positions.iter().map(|position| key_hash(&shards, *position, seed)).collect();
+        let hashes: Vec<u64> =
+            positions.iter().map(|position| key_hash(&opened.shards, *position, seed)).collect();
         for (sample, part) in stratify(classes, &hashes, &shares) {
             divided[part].1.push(positions[sample]);
         }
@@ -121,7 +122,7 @@ pub fn split(
         }
     } else {
         for position in positions {
-            let part = part_by_hash(key_hash(&shards, position, seed), &shares);
+            let part = part_by_hash(key_hash(&opened.shards, position, seed), &shares);
             divided[part].1.push(position);
         }
     }
@@ -130,7 +131,7 @@ pub fn split(
     if classes.is_some() {
         settings["stratified"] = json!(true);
     }
-    write(job, "split", settings, &sources, &shards, &divided, progress)
+    write(job, "split", settings, &opened, &divided, progress)
 }
 
 /// Reports shares that do not add up to 1: one of them may be a mistake.
@@ -222,17 +223,17 @@ pub fn subset(
     storage: &Storage,
     progress: &dyn Progress,
 ) -> Result<BTreeMap<String, Regrouped>, PrepError> {
-    let (sources, shards) = open_shards(job, storage)?;
-    let mut positions = all_positions(&shards);
+    let opened = Opened::open(job, storage)?;
+    let mut positions = all_positions(&opened.shards);
     let mut keys = Value::Null;
     if let Some(path) = selection.keys {
         let list = KeyList::read(path)?;
-        positions = select_keys(&list, path, &shards, positions);
+        positions = select_keys(&list, path, &opened.shards, positions);
         // Another list in the same file is another job.
         keys = json!([path, list.hash()]);
     }
     if !selection.classes.is_empty() {
-        positions = select_classes(selection.classes, &sources, &shards, positions)?;
+        positions = select_classes(selection.classes, &opened, positions)?;
     }
     if let Some(count) = selection.count {
         let mut indices: Vec<usize> = (0..positions.len()).collect();
@@ -246,7 +247,7 @@ pub fn subset(
         "classes": selection.classes,
     });
     let parts = [(prefix.to_string(), positions)];
-    write(job, "subset", settings, &sources, &shards, &parts, progress)
+    write(job, "subset", settings, &opened, &parts, progress)
 }
 
 /// Returns those of `positions` that `list`, the file at `path`, names. Warns of its other lines.
@@ -274,11 +275,10 @@ fn select_keys(
 /// name in the list beside the shards.
 fn select_classes(
     wanted: &[String],
-    sources: &[Source],
-    shards: &[Shard],
+    opened: &Opened,
     positions: Vec<SamplePosition>,
 ) -> Result<Vec<SamplePosition>, PrepError> {
-    let names = read_class_names(sources)?;
+    let names = &opened.classes.names;
     let mut classes: HashSet<String> = HashSet::new();
     for class in wanted {
         match names.iter().position(|name| name == class) {
@@ -289,7 +289,7 @@ fn select_classes(
     let mut kept = Vec::new();
     let mut seen = BTreeSet::new();
     for position in positions {
-        let sample_classes = shards[position.shard].classes(position.index)?;
+        let sample_classes = opened.shards[position.shard].classes(position.index)?;
         if sample_classes.iter().any(|class| classes.contains(class)) {
             kept.push(position);
         }
@@ -297,16 +297,28 @@ fn select_classes(
     }
     let is_missing = classes.iter().any(|class| !seen.contains(class));
     if kept.is_empty() || is_missing {
-        let seen: Vec<&str> = seen.iter().take(20).map(|class| class_name(&names, class)).collect();
+        let seen: Vec<&str> = seen.iter().take(20).map(|class| class_name(names, class)).collect();
         return Err(PrepError::MissingClasses { wanted: wanted.join(", "), seen: seen.join(", ") });
     }
     Ok(kept)
 }
 
-fn open_shards(job: &RegroupJob<'_>, storage: &Storage) -> Result<(Vec<Source>, Vec<Shard>), PrepError> {
-    let sources = storage.sources(job.shards)?;
-    let shards = storage.open_all(&sources)?;
-    Ok((sources, shards))
+/// Shards of a job.
+struct Opened {
+    sources: Vec<Source>,
+    shards: Vec<Shard>,
+    classes: ClassNames,
+}
+
+impl Opened {
+    /// Opens the shards of `job`. Lists of classes that differ are refused before anything is
+    /// written.
+    fn open(job: &RegroupJob<'_>, storage: &Storage) -> Result<Self, PrepError> {
+        let sources = storage.sources(job.shards)?;
+        let shards = storage.open_all(&sources)?;
+        let classes = ClassNames::read(&sources)?;
+        Ok(Self { sources, shards, classes })
+    }
 }
 
 /// Returns the positions of all samples.
@@ -345,11 +357,11 @@ fn write(
     job: &RegroupJob<'_>,
     verb: &'static str,
     mut settings: Value,
-    sources: &[Source],
-    shards: &[Shard],
+    opened: &Opened,
     parts: &[(String, Vec<SamplePosition>)],
     progress: &dyn Progress,
 ) -> Result<BTreeMap<String, Regrouped>, PrepError> {
+    let Opened { sources, shards, classes } = opened;
     settings["shards"] = json!(job.shards.iter().map(|spec| redact_list(spec)).collect::<Vec<_>>());
     settings["limits"] = job.options.identity();
     let n_samples: usize = parts.iter().map(|(_, positions)| positions.len()).sum();
@@ -364,11 +376,9 @@ fn write(
             check_keys(positions.iter().map(|position| (&shards[position.shard], position.index)))?;
         }
     }
-    // Before the folder is claimed by a job that cannot be done.
-    read_class_names(sources)?;
     let _lock = lock_folder(job.out)?;
     claim(input_identities(sources, shards, job.out)?, job.out, verb, &settings, false)?;
-    copy_classes(sources, job.out, false)?;
+    classes.copy(job.out, false)?;
     progress.begin(verb, n_samples as u64);
     let mut regrouped = BTreeMap::new();
     for (prefix, positions) in parts {

@@ -16,7 +16,7 @@ use pipeline::{Progress, Shard, Source, Storage, file};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use crate::classes::{copy_classes, read_class_names};
+use crate::classes::ClassNames;
 use crate::error::PrepError;
 use crate::folder_lock::{FolderLock, lock_folder};
 use crate::job::Job;
@@ -172,10 +172,10 @@ pub(crate) fn rewrite_locked(
     progress: &dyn Progress,
     judge: impl Fn(&Item<'_>) -> Verdict + Sync,
 ) -> Result<RewriteTotals, PrepError> {
-    // Before the folder is claimed by a job that cannot be done.
-    read_class_names(sources)?;
+    // Before the folder is claimed: lists of classes may differ.
+    let classes = ClassNames::read(sources)?;
     claim(input_identities(sources, shards, job.out)?, job.out, job.verb, &job.settings, job.overwrite)?;
-    copy_classes(sources, job.out, job.overwrite)?;
+    classes.copy(job.out, job.overwrite)?;
     let mut totals = RewriteTotals::default();
     progress.begin(job.verb, shards.iter().map(|shard| shard.len() as u64).sum());
     for (shard, source) in shards.iter().zip(sources) {

@@ -241,10 +241,10 @@ fn curate_code(error: &CurateError) -> u8 {
         | CurateError::DamagedClusters { .. }
         | CurateError::OtherClusters { .. }
         | CurateError::Widths { .. }
-        | CurateError::OtherOrigin { .. }
+        | CurateError::OtherComputation { .. }
         | CurateError::NoFeatures
         | CurateError::FileWidths { .. }
-        | CurateError::FileOrigin { .. }
+        | CurateError::FileComputation { .. }
         | CurateError::TooManyRows { .. }
         | CurateError::UnknownImage { .. }
         | CurateError::AmbiguousImage { .. }

@@ -1,13 +1,8 @@
 //! Classes and masks that commands must neither drop nor mistake for others.
 
 use std::fs;
-use std::path::Path;
-use std::sync::Arc;
 
 use image::{DynamicImage, ImageBuffer, Luma, Rgb};
-use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
-use parquet::file::properties::WriterProperties;
-use parquet::file::writer::SerializedFileWriter;
 use pipeline::{SampleId, Shard};
 
 use crate::messages::{check_message, lines_with};
@@ -118,59 +113,6 @@ fn the_named_column_is_the_only_one_of_classes() {
     let classes: Vec<String> =
         classes_by_key(&world, &out).into_iter().map(|(_, classes, _)| classes.join(" ")).collect();
     assert_eq!(classes, ["1", "", "0"]);
-}
-
-/// Writes a Parquet file of images with these columns of classes, one value a row: integers, texts
-/// that may be missing, and numbers with a point.
-fn write_parquet(path: &Path, images: &[Vec<u8>], labels: &[i64], species: &[Option<&str>], scores: &[f64]) {
-    let schema = "message schema { required binary image; required int64 label; \
-        optional binary species (UTF8); required double score; }";
-    let schema = Arc::new(parquet::schema::parser::parse_message_type(schema).unwrap());
-    let file = fs::File::create(path).unwrap();
-    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(WriterProperties::default())).unwrap();
-    let mut group = writer.next_row_group().unwrap();
-    let images: Vec<ByteArray> = images.iter().map(|image| ByteArray::from(image.clone())).collect();
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<ByteArrayType>().write_batch(&images, None, None).unwrap();
-    column.close().unwrap();
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<Int64Type>().write_batch(labels, None, None).unwrap();
-    column.close().unwrap();
-    let levels: Vec<i16> = species.iter().map(|name| i16::from(name.is_some())).collect();
-    let names: Vec<ByteArray> = species.iter().flatten().map(|name| ByteArray::from(*name)).collect();
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<ByteArrayType>().write_batch(&names, Some(&levels), None).unwrap();
-    column.close().unwrap();
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<DoubleType>().write_batch(scores, None, None).unwrap();
-    column.close().unwrap();
-    group.close().unwrap();
-    writer.close().unwrap();
-}
-
-/// A row of a Parquet file without a class in the named column has none, and values that are no
-/// classes are told, as in a list.
-#[test]
-fn columns_of_parquet_files_are_read_like_those_of_lists() {
-    let world = World::new(2);
-    let images: Vec<Vec<u8>> = (0..4).map(|number| encode_png(&picture(number, 16, 16))).collect();
-    let path = world.path("set.parquet");
-    let species = [Some("cat"), None, Some(""), Some("dog")];
-    write_parquet(&path, &images, &[7; 4], &species, &[1.0, 0.25, 2.0, -1.0]);
-    let file = world.text("set.parquet");
-    let mut found = Vec::new();
-    for column in ["species", "score"] {
-        let cache = world.text(&format!("cache-{column}"));
-        let out = world.text(column);
-        let subset = ["shards", "subset", &file, "--count", "4", "--label-column", column, "--out", &out];
-        let stderr = ok(&world.ocelli_with(&subset, &[("OCELLI_CACHE", &cache)]));
-        assert_eq!(stderr.contains("in the column of classes"), column == "score", "{stderr}");
-        for (_, classes, states_none) in classes_by_key(&world, &out) {
-            assert!(!states_none, "nothing is known");
-            found.push(classes.join(" "));
-        }
-    }
-    assert_eq!(found, ["cat", "", "", "dog", "1", "", "2", ""]);
 }
 
 /// Packing addresses again with another column of classes is another job.

@@ -1,12 +1,42 @@
 //! Parquet files of images, in the layout of the datasets of Hugging Face, in place of shards.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use parquet::data_type::{ByteArray, ByteArrayType, DataType, DoubleType, Int64Type};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use pipeline::PipelineError;
 
 use crate::messages::{check_message, lines_with};
 use crate::support::{World, fails, ok, open};
+
+/// Creates the Parquet file at `path` with columns of the schema `message`.
+fn create(path: &Path, message: &str, properties: WriterProperties) -> SerializedFileWriter<File> {
+    let schema = Arc::new(parquet::schema::parser::parse_message_type(message).unwrap());
+    SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::new(properties)).unwrap()
+}
+
+/// Writes the next column of `group`. A column that may lack values has the level of definition of
+/// each row, and one of lists also that of repetition.
+fn write_column<T: DataType>(
+    group: &mut SerializedRowGroupWriter<'_, File>,
+    values: &[T::T],
+    definitions: Option<&[i16]>,
+    repetitions: Option<&[i16]>,
+) {
+    let mut column = group.next_column().unwrap().unwrap();
+    column.typed::<T>().write_batch(values, definitions, repetitions).unwrap();
+    column.close().unwrap();
+}
+
+/// Writes the next column of `group`, of bytes that no row lacks.
+fn write_bytes(group: &mut SerializedRowGroupWriter<'_, File>, rows: &[Vec<u8>]) {
+    let values: Vec<ByteArray> = rows.iter().map(|row| ByteArray::from(row.clone())).collect();
+    write_column::<ByteArrayType>(group, &values, None, None);
+}
 
 /// Writes a Parquet file in the layout of the datasets of Hugging Face: a group of bytes and path,
 /// a class number, and a caption.
@@ -21,25 +51,19 @@ pub(crate) fn write_labeled(path: &Path, images: &[Vec<u8>], labels: &[i64]) {
 }
 
 fn write_groups(path: &Path, images: &[Vec<u8>], labels: &[i64], has_images: bool) {
-    use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
-    use parquet::file::metadata::KeyValue;
-    use parquet::file::properties::WriterProperties;
     let column = if has_images { "image" } else { "document" };
     let bytes = if has_images { "bytes" } else { "text" };
     let schema = format!(
         "message schema {{ optional group {column} {{ optional binary {bytes}; optional binary path (UTF8); }}
          optional int64 label; optional binary caption (UTF8); }}"
     );
-    let schema = Arc::new(parquet::schema::parser::parse_message_type(&schema).unwrap());
     let names = r#"{"info":{"features":{"label":{"names":["cat","dog"],"_type":"ClassLabel"}}}}"#;
     let names = KeyValue::new("huggingface".to_string(), names.to_string());
     let properties = WriterProperties::builder()
         .set_compression(parquet::basic::Compression::SNAPPY)
         .set_key_value_metadata(Some(vec![names]))
         .build();
-    let file = std::fs::File::create(path).unwrap();
-    let mut writer =
-        parquet::file::writer::SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    let mut writer = create(path, &schema, properties);
     let mut group = writer.next_row_group().unwrap();
     let n = images.len();
     // An empty image means that its row has none.
@@ -53,17 +77,11 @@ fn write_groups(path: &Path, images: &[Vec<u8>], labels: &[i64], has_images: boo
         }
     }
     for values in [encoded_images, paths] {
-        let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
-        column.close().unwrap();
+        write_column::<ByteArrayType>(&mut group, &values, Some(&levels), None);
     }
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<Int64Type>().write_batch(labels, Some(&vec![1; n]), None).unwrap();
-    column.close().unwrap();
+    write_column::<Int64Type>(&mut group, labels, Some(&vec![1; n]), None);
     let captions: Vec<ByteArray> = (0..n).map(|i| ByteArray::from(format!("caption {i}").as_str())).collect();
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<ByteArrayType>().write_batch(&captions, Some(&vec![1; n]), None).unwrap();
-    column.close().unwrap();
+    write_column::<ByteArrayType>(&mut group, &captions, Some(&vec![1; n]), None);
     group.close().unwrap();
     writer.close().unwrap();
 }
@@ -115,30 +133,19 @@ fn parquet_files_are_read_like_shards() {
 
 /// Writes a file of images with lists of classes: two, none, nothing that is known, and one.
 fn write_lists(path: &Path, images: &[Vec<u8>]) {
-    use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
-    use parquet::file::metadata::KeyValue;
-    use parquet::file::properties::WriterProperties;
     let schema = "message schema { required binary image; \
         optional group tags (LIST) { repeated group list { optional int64 element; } } }";
-    let schema = Arc::new(parquet::schema::parser::parse_message_type(schema).unwrap());
     let names = r#"{"info":{"features":{"tags":{"feature":{"names":["cat","dog"],"_type":"ClassLabel"},
         "_type":"List"}}}}"#;
     let names = KeyValue::new("huggingface".to_string(), names.to_string());
     let properties = WriterProperties::builder().set_key_value_metadata(Some(vec![names])).build();
-    let file = std::fs::File::create(path).unwrap();
-    let mut writer =
-        parquet::file::writer::SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    let mut writer = create(path, schema, properties);
     let mut group = writer.next_row_group().unwrap();
-    let images: Vec<ByteArray> = images.iter().map(|image| ByteArray::from(image.clone())).collect();
-    let mut column = group.next_column().unwrap().unwrap();
-    column.typed::<ByteArrayType>().write_batch(&images, None, None).unwrap();
-    column.close().unwrap();
-    let mut column = group.next_column().unwrap().unwrap();
+    write_bytes(&mut group, images);
     // A list may hold a value that is not known.
     let definitions = [3, 3, 1, 0, 2, 3];
     let repetitions = [0, 1, 0, 0, 0, 1];
-    column.typed::<Int64Type>().write_batch(&[1, 0, 1], Some(&definitions), Some(&repetitions)).unwrap();
-    column.close().unwrap();
+    write_column::<Int64Type>(&mut group, &[1, 0, 1], Some(&definitions), Some(&repetitions));
     group.close().unwrap();
     writer.close().unwrap();
 }
@@ -149,12 +156,7 @@ fn lists_of_classes_are_classes() {
     let world = World::new(4);
     let images: Vec<Vec<u8>> = (0..4).map(|id| read_image(&world.dataset(), id)).collect();
     write_lists(&world.path("lists.parquet"), &images);
-    let name = world.text("lists.parquet");
-    let out = world.text("unpacked");
-    let cache = world.text("c");
-    let subset = ["shards", "subset", &name, "--count", "4", "--label-column", "tags", "--out", &out];
-    ok(&world.ocelli_with(&subset, &[("OCELLI_CACHE", &cache)]));
-    let set = open(&world, &out).unwrap();
+    let (set, _) = subset(&world, "lists.parquet", "tags", &world.text("unpacked"));
     let mut classes = Vec::new();
     for id in (0..set.n_samples()).map(pipeline::SampleId) {
         classes.push(set.classes(id).unwrap());
@@ -164,31 +166,68 @@ fn lists_of_classes_are_classes() {
     assert_eq!(stated, [false, true, false, false]);
 }
 
+/// Writes a file of images with three columns that may be their classes: integers, texts that may
+/// be missing, and numbers with a point.
+fn write_candidates(path: &Path, images: &[Vec<u8>], species: &[Option<&str>], scores: &[f64]) {
+    let schema = "message schema { required binary image; required int64 label; \
+        optional binary species (UTF8); required double score; }";
+    let mut writer = create(path, schema, WriterProperties::default());
+    let mut group = writer.next_row_group().unwrap();
+    write_bytes(&mut group, images);
+    write_column::<Int64Type>(&mut group, &vec![7; images.len()], None, None);
+    let levels: Vec<i16> = species.iter().map(|name| i16::from(name.is_some())).collect();
+    let names: Vec<ByteArray> = species.iter().flatten().map(|name| ByteArray::from(*name)).collect();
+    write_column::<ByteArrayType>(&mut group, &names, Some(&levels), None);
+    write_column::<DoubleType>(&mut group, scores, None, None);
+    group.close().unwrap();
+    writer.close().unwrap();
+}
+
+/// A row without a class in the column that is named has none, whatever is under `label`, and
+/// values that are no classes are told, as in a list.
+#[test]
+fn the_named_column_is_read_like_that_of_a_list() {
+    let world = World::new(4);
+    let images: Vec<Vec<u8>> = (0..4).map(|id| read_image(&world.dataset(), id)).collect();
+    let species = [Some("cat"), None, Some(""), Some("dog")];
+    write_candidates(&world.path("set.parquet"), &images, &species, &[1.0, 0.25, 2.0, -1.0]);
+    let mut found = Vec::new();
+    for column in ["species", "score"] {
+        let out = world.text(column);
+        let (set, stderr) = subset(&world, "set.parquet", column, &out);
+        assert_eq!(stderr.contains("in the column of classes"), column == "score", "{stderr}");
+        for id in (0..4).map(pipeline::SampleId) {
+            assert!(!set.states_no_class(id).unwrap(), "nothing is known");
+            found.push(set.classes(id).unwrap().join(" "));
+        }
+    }
+    assert_eq!(found, ["cat", "", "", "dog", "1", "", "2", ""]);
+}
+
+/// Writes the four samples of the Parquet file `name`, whose classes are in `column`, as shards in
+/// the folder `out`, and opens them; returns standard error, too.
+fn subset(world: &World, name: &str, column: &str, out: &str) -> (pipeline::Dataset, String) {
+    let file = world.text(name);
+    // The cache of the tests knows neither file.
+    let cache = world.text(&format!("cache-{column}"));
+    let args = ["shards", "subset", &file, "--count", "4", "--label-column", column, "--out", out];
+    let stderr = ok(&world.ocelli_with(&args, &[("OCELLI_CACHE", &cache)]));
+    (open(world, out).unwrap(), stderr)
+}
+
 /// Writes a file in the layout of other tools: bytes of images without paths and two columns of
 /// classes, compressed by `codec`.
 fn write_plain(path: &Path, images: &[Vec<u8>], codec: parquet::basic::Compression) {
-    use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
-    use parquet::file::properties::WriterProperties;
     let schema = "message schema { required binary notes; required binary image_bytes; required int64 \
         fine_label; required int64 coarse_label; }";
-    let schema = Arc::new(parquet::schema::parser::parse_message_type(schema).unwrap());
     let properties = WriterProperties::builder().set_compression(codec).build();
-    let file = std::fs::File::create(path).unwrap();
-    let mut writer =
-        parquet::file::writer::SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    let mut writer = create(path, schema, properties);
     let mut group = writer.next_row_group().unwrap();
-    let notes: Vec<ByteArray> = images.iter().map(|_| ByteArray::from("no image")).collect();
-    let images: Vec<ByteArray> = images.iter().map(|image| ByteArray::from(image.clone())).collect();
-    for values in [&notes, &images] {
-        let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<ByteArrayType>().write_batch(values, None, None).unwrap();
-        column.close().unwrap();
-    }
+    write_bytes(&mut group, &vec![b"no image".to_vec(); images.len()]);
+    write_bytes(&mut group, images);
     for factor in [1, 10] {
         let labels: Vec<i64> = (0..images.len() as i64).map(|i| i * factor).collect();
-        let mut column = group.next_column().unwrap().unwrap();
-        column.typed::<Int64Type>().write_batch(&labels, None, None).unwrap();
-        column.close().unwrap();
+        write_column::<Int64Type>(&mut group, &labels, None, None);
     }
     group.close().unwrap();
     writer.close().unwrap();

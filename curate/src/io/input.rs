@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use augment::{DecodeRules, Decoding, Image, Rgb8};
+use augment::{DecodeRules, Image, Rgb8};
 use eval::features::file::{ImageName, read};
 use eval::{FeatureKind, ImageSet, Table};
 use kernels::rows::Rows;
@@ -30,12 +30,12 @@ pub struct Input {
     /// Name and state of each file of features; empty if a network computed them.
     pub(super) files: Vec<Value>,
     /// How the features were computed.
-    origin: Origin,
+    computation: Computation,
 }
 
 /// How features were computed; what is not known is null.
 #[derive(Debug, Clone, PartialEq)]
-struct Origin {
+struct Computation {
     /// Fingerprint of the weights.
     weights: Value,
     /// Which features: levels, averages, patches.
@@ -46,8 +46,8 @@ struct Origin {
     decoding: Value,
 }
 
-impl Origin {
-    /// Reads the origin from the description of a file of features.
+impl Computation {
+    /// Reads it from the description of a file of features.
     fn read(about: &Value) -> Self {
         Self {
             weights: about["weights"].clone(),
@@ -57,7 +57,7 @@ impl Origin {
         }
     }
 
-    /// Returns what makes features of two origins incomparable, as far as both are known.
+    /// Returns what makes features of two computations incomparable, as far as both are known.
     fn difference(&self, other: &Self) -> Option<&'static str> {
         if are_different(&self.weights, &other.weights) {
             return Some("weights");
@@ -159,26 +159,24 @@ impl Input {
         if n_bad > 0 {
             tracing::warn!("{n_bad} unusable images are skipped; run `ocelli shards verify` to see why");
         }
-        let mut origin = Origin {
+        let computation = Computation {
             weights: json!(format!("{weights:016x}")),
             kind: json!(kind),
             transform: json!(set.transform),
-            decoding: Value::Null,
+            decoding: json!(set.unusual_decoding()),
         };
         let mut identity = json!({
-            "weights": origin.weights, "transform": set.transform.to_string(),
+            "weights": computation.weights, "transform": set.transform.to_string(),
             "images": format!("{:016x}", dataset.fingerprint()?),
         });
-        let decoding = set.rules().decoding();
-        if decoding != Decoding::default() {
-            origin.decoding = json!(decoding);
-            identity["decoding"] = json!(decoding);
+        if !computation.decoding.is_null() {
+            identity["decoding"] = computation.decoding.clone();
         }
         let identity = vec![identity];
         let parts: Vec<Numbers> = vec![Arc::new(TableRows(table.clone()))];
         let rows = FeatureRows::new(table.columns.width(), parts, metric)?;
         let images = Images { dataset, specs: specs.to_vec(), samples };
-        Ok(Self { rows, names, images: Some(images), identity, files: Vec::new(), origin })
+        Ok(Self { rows, names, images: Some(images), identity, files: Vec::new(), computation })
     }
 
     /// Returns whether the images are known.
@@ -210,10 +208,10 @@ impl Input {
     /// Checks that the features of `others` were computed in the same way, as far as that is known.
     ///
     /// # Errors
-    /// [`CurateError::OtherOrigin`] and [`CurateError::Widths`].
+    /// [`CurateError::OtherComputation`] and [`CurateError::Widths`].
     pub fn check_comparable(&self, others: &Self) -> Result<(), CurateError> {
-        if let Some(what) = self.origin.difference(&others.origin) {
-            return Err(CurateError::OtherOrigin { what });
+        if let Some(what) = self.computation.difference(&others.computation) {
+            return Err(CurateError::OtherComputation { what });
         }
         if others.rows.width() != self.rows.width() {
             let width = others.rows.width();
@@ -234,13 +232,13 @@ pub fn read_features(paths: &[PathBuf], metric: Metric) -> Result<Input, CurateE
     let files = paths.iter().map(|path| file_identity(path)).collect();
     let mut parts = Vec::<Numbers>::new();
     let mut names = Vec::new();
-    let mut first: Option<(usize, Origin)> = None;
+    let mut first: Option<(usize, Computation)> = None;
     for path in paths {
         let file = read(path)?;
         let width = file.table.columns.width();
-        let origin = Origin::read(&file.about);
+        let computation = Computation::read(&file.about);
         match &first {
-            None => first = Some((width, origin)),
+            None => first = Some((width, computation)),
             Some((other, _)) if *other != width => {
                 let other = *other;
                 let first = paths[0].clone();
@@ -248,11 +246,12 @@ pub fn read_features(paths: &[PathBuf], metric: Metric) -> Result<Input, CurateE
             }
             Some((_, other)) => {
                 // One of them may not state its weights.
-                let has_other_weights = other.weights != origin.weights;
-                let difference = if has_other_weights { Some("weights") } else { other.difference(&origin) };
+                let has_other_weights = other.weights != computation.weights;
+                let difference =
+                    if has_other_weights { Some("weights") } else { other.difference(&computation) };
                 if let Some(what) = difference {
                     let first = paths[0].clone();
-                    return Err(CurateError::FileOrigin { path: path.clone(), first, what });
+                    return Err(CurateError::FileComputation { path: path.clone(), first, what });
                 }
             }
         }
@@ -269,14 +268,14 @@ pub fn read_features(paths: &[PathBuf], metric: Metric) -> Result<Input, CurateE
         }
         parts.push(Arc::new(TableRows(file.table)));
     }
-    let Some((width, origin)) = first else { return Err(CurateError::NoFeatures) };
+    let Some((width, computation)) = first else { return Err(CurateError::NoFeatures) };
     if u32::try_from(names.len()).is_err() {
         return Err(CurateError::TooManyRows { n_rows: names.len() });
     }
     let rows = FeatureRows::new(width, parts, metric)?;
     let identity =
-        vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": origin.weights })];
-    Ok(Input { rows, names, images: None, identity, files, origin })
+        vec![json!({ "features": format!("{:016x}", rows.fingerprint()), "weights": computation.weights })];
+    Ok(Input { rows, names, images: None, identity, files, computation })
 }
 
 #[cfg(test)]
@@ -290,9 +289,9 @@ mod tests {
             "features": FeatureKind::Vectors { n_levels: 1, average: false },
             "transform": { "resize_px": 32, "size_px": 32 },
         });
-        let origin = Origin::read(&about);
-        assert_eq!(origin.difference(&origin), None);
-        assert_eq!(origin.difference(&Origin::read(&Value::Null)), None, "nothing is known");
+        let computation = Computation::read(&about);
+        assert_eq!(computation.difference(&computation), None);
+        assert_eq!(computation.difference(&Computation::read(&Value::Null)), None, "nothing is known");
         for (key, value) in [
             ("weights", json!("b")),
             ("features", json!(FeatureKind::Vectors { n_levels: 2, average: false })),
@@ -301,7 +300,7 @@ mod tests {
         ] {
             let mut other = about.clone();
             other[key] = value;
-            assert!(origin.difference(&Origin::read(&other)).is_some(), "{key}");
+            assert!(computation.difference(&Computation::read(&other)).is_some(), "{key}");
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use pipeline::{Progress, Storage};
 use prep::PrepError;
-use prep::classes::copy_classes;
+use prep::classes::ClassNames;
 use prep::folder_lock::{FolderLock, lock_for};
 use prep::open::split_folders;
 use prep::rewrite::{JOB_FILE, claim};
@@ -194,5 +194,5 @@ impl OutputFolder<'_> {
 /// Copies the class list that lies beside the shards of `specs`, if any.
 fn copy_class_names(specs: &[String], storage: &Storage, folder: &Path) -> Result<(), CurateError> {
     let sources = split_folders(specs)?.sources(storage)?;
-    Ok(copy_classes(&sources, folder, false)?)
+    Ok(ClassNames::read(&sources)?.copy(folder, false)?)
 }

@@ -5,7 +5,7 @@ pub(crate) mod source;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use augment::{DecodeRules, Image, Mask, MultiCrop, PixelFormat, SampleKey, Transform, ViewMaker};
+use augment::{DecodeRules, Decoding, Image, Mask, MultiCrop, PixelFormat, SampleKey, Transform, ViewMaker};
 use pipeline::shard::image::EncodedImage;
 use rayon::prelude::*;
 
@@ -469,6 +469,12 @@ impl ImageSet {
     /// Returns the rules for decoding the images.
     pub fn rules(&self) -> &DecodeRules {
         &self.rules
+    }
+
+    /// Returns the options of the decoder as descriptions of features state them; `None` for the
+    /// usual ones.
+    pub fn unusual_decoding(&self) -> Option<Decoding> {
+        Some(self.rules.decoding()).filter(|decoding| *decoding != Decoding::default())
     }
 
     /// Returns the format of the images' pixels.

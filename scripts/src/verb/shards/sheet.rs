@@ -13,7 +13,7 @@ use pipeline::Storage;
 use report::picture::sheets;
 
 use crate::recipes;
-use prep::classes::{class_name, read_class_names};
+use prep::classes::{ClassNames, class_name};
 use prep::open::{open_dataset, split_folders};
 
 /// Flags of `shards contact-sheet`.
@@ -65,7 +65,8 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
             let name = set_name(&args.shards);
             let images = ImageSet::open_some(source, square, DecodeRules::default(), name, args.count)?;
             // The classes of a folder of images are names.
-            let names = read_class_names(&split_folders(&args.shards)?.sources(storage)?)?;
+            let sources = split_folders(&args.shards)?.sources(storage)?;
+            let names = ClassNames::read(&sources)?.names;
             sheets::thumbnails(&args.out, &images, |class| format!("{:?}", class_name(&names, class)))?;
         }
     }
