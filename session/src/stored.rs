@@ -9,8 +9,8 @@ use networks::{NamedTensor, Network};
 use pipeline::NoProgress;
 use trainer::Recipe;
 use weights::{
-    Card, Export, ExportedClassifier, Format, HeadKind, Precision, Preprocessing, Score, rounded,
-    timm_resampling_note,
+    Card, Export, ExportedClassifier, Format, HeadKind, Precision, Preprocessing, Score, resampling_note,
+    rounded,
 };
 
 use crate::error::SessionError;
@@ -48,8 +48,8 @@ pub fn check_export(recipe: &Recipe, format: Format) -> Result<(), SessionError>
 }
 
 impl Backbone {
-    /// Returns what is exported with the backbone.
-    pub fn head(&self) -> Option<HeadKind> {
+    /// Returns the kind of the head that is exported with the backbone, if it has one.
+    pub fn head_kind(&self) -> Option<HeadKind> {
         if self.classifier.is_some() {
             Some(HeadKind::Classifier)
         } else if self.decoder.is_some() {
@@ -74,8 +74,8 @@ impl Backbone {
         pipeline::file::create_parent(out)
             .map_err(|source| SessionError::io("create the folder of", out, source))?;
         let size_px = self.preprocessing.transform.size_px as usize;
-        if settings.format == Format::Timm
-            && let Some(note) = timm_resampling_note(&self.model, size_px)
+        if let Some(library) = settings.format.library()
+            && let Some(note) = resampling_note(&self.model, library, size_px)
         {
             tracing::warn!("{}: {note}", out.display());
         }

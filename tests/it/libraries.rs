@@ -240,6 +240,11 @@ impl Bench {
             }
             ok(&output);
             let card = if extension.is_empty() { format!("{out}/README.md") } else { format!("{out}.md") };
+            // Some libraries resample positions in another way, or not at all; the card says so.
+            if std::fs::read_to_string(self.text(&card)).unwrap().contains("its positions are for images of")
+            {
+                continue;
+            }
             let Some(computed) = self.run_card(&card, result) else { continue };
             // The processors of transformers resize tensors, not images.
             let tolerance = if format == "transformers" { "5e-2" } else { "1e-3" };

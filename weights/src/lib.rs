@@ -34,7 +34,7 @@ mod resized;
 mod source;
 mod write;
 
-pub use backbone::timm_resampling_note;
+pub use backbone::resampling_note;
 pub use error::WeightsError;
 pub use export::{Card, Export, ExportedClassifier, HeadKind, Score};
 pub use fingerprint::fingerprint;

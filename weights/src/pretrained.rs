@@ -31,13 +31,17 @@ pub struct Hints {
 impl Hints {
     /// Returns whether nothing is stated.
     pub fn is_empty(&self) -> bool {
-        let Self { library, heads, normalization, depth, norm_epsilon, network } = self;
-        library.is_none()
-            && heads.is_none()
-            && normalization.is_none()
-            && depth.is_none()
-            && norm_epsilon.is_none()
-            && network.is_none()
+        !self.states_facts() && self.network.is_none()
+    }
+
+    /// Returns whether a fact about the weights is stated, beside the name of their network.
+    pub fn states_facts(&self) -> bool {
+        let Self { library, heads, normalization, depth, norm_epsilon, network: _ } = self;
+        library.is_some()
+            || heads.is_some()
+            || normalization.is_some()
+            || depth.is_some()
+            || norm_epsilon.is_some()
     }
 }
 

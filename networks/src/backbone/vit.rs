@@ -290,7 +290,8 @@ impl Config {
         InitialWeights { rule: self.initialization, std: self.init_std, token_std: self.token_std }
     }
 
-    fn resampling(&self) -> Resampling {
+    /// Returns how the position embedding is resampled for images of another size.
+    pub fn resampling(&self) -> Resampling {
         Resampling { offset: self.pos_offset, antialias: self.pos_antialias }
     }
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::bail;
 use augment::Transform;
 use eval::image_sets::open_images;
-use eval::{OWN_METRICS, Protocol, Split};
+use eval::{OWN_METRICS, Protocol, Split, check_image_size};
 use networks::ModelConfig;
 use pipeline::Storage;
 use pipeline::secrets::redact_list;
@@ -88,10 +88,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         card.scores.retain(|score| !is_score_of_head(&score.name));
     }
     if let Some(px) = args.image_px {
-        let stride_px = backbone.model.stride_px();
-        if px == 0 || !(px as usize).is_multiple_of(stride_px) {
-            bail!(eval::EvalError::ImageSize { image_px: px as usize, stride_px });
-        }
+        check_image_size(px as usize, backbone.model.stride_px())?;
         backbone.preprocessing.transform = Transform::new(px);
         backbone.preprocessing.validate().map_err(anyhow::Error::msg)?;
         (backbone.model, backbone.tensors) =
@@ -183,7 +180,7 @@ pub(crate) fn export_requested(workdir: &Path, requested: Option<Format>) -> any
 fn export_beside(workdir: &Path, format: Format) -> anyhow::Result<PathBuf> {
     let backbone = Backbone::open(workdir, &Hints::default())?;
     let card = model_card(workdir, &backbone)?;
-    let path = path_in_run(workdir, format, backbone.head());
+    let path = path_in_run(workdir, format, backbone.head_kind());
     backbone.export(&path, &ExportSettings::replacing(format), &card)?;
     note_epsilon(format, &backbone.model);
     Ok(path)

@@ -86,10 +86,11 @@ pub(crate) trait Exchange {
         Err(no_such_network(Library::Timm))
     }
 
-    /// Returns a note if timm computes other features of images of `size_px` than Ocelli does,
-    /// because it resamples positions in another way.
-    fn timm_resampling_note(&self, size_px: usize) -> Option<String> {
-        let _ = size_px;
+    /// Returns a note if `library` computes other features of images of `size_px` than Ocelli does,
+    /// because it resamples positions in another way, or cannot compute any, because it does not
+    /// resample them.
+    fn resampling_note(&self, library: Library, size_px: usize) -> Option<String> {
+        let _ = (library, size_px);
         None
     }
 
@@ -118,6 +119,13 @@ pub(crate) trait Exchange {
     /// code.
     fn transformers_feature(&self) -> &'static str {
         "last_hidden_state.mean((2, 3))"
+    }
+
+    /// Returns further arguments of a model in transformers for images of `px` pixels, as Python
+    /// code, each after a comma.
+    fn transformers_arguments(&self, px: usize) -> &'static str {
+        let _ = px;
+        ""
     }
 
     /// Returns Python code that builds the network with the code of `library`; `None` if that is
@@ -271,10 +279,10 @@ impl Reader {
     }
 }
 
-/// Returns a note if timm computes other features of images of `size_px` by `model` than Ocelli
-/// does.
-pub fn timm_resampling_note(model: &ModelConfig, size_px: usize) -> Option<String> {
-    exchange_of(model).timm_resampling_note(size_px)
+/// Returns a note if `library` computes other features of images of `size_px` by `model` than
+/// Ocelli does, or cannot compute any.
+pub fn resampling_note(model: &ModelConfig, library: Library, size_px: usize) -> Option<String> {
+    exchange_of(model).resampling_note(library, size_px)
 }
 
 /// Returns timm's constructor of the network in `export`, with the channels of its images.

@@ -134,14 +134,19 @@ impl<'a> Graph<'a> {
         }
     }
 
+    /// Adds a tensor of f32, whatever the precision of the file: for values that are no parameters.
+    pub(crate) fn exact_tensor(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Value {
+        self.constant(name, FLOAT, shape, to_bytes(values, Precision::F32))
+    }
+
     /// Adds a vector of f32, whatever the precision of the file.
     pub(crate) fn floats(&mut self, name: &str, values: &[f32]) -> Value {
-        self.constant(name, FLOAT, &[values.len()], to_bytes(values, Precision::F32))
+        self.exact_tensor(name, &[values.len()], values)
     }
 
     /// Adds a scalar of f32.
     pub(crate) fn scalar(&mut self, name: &str, value: f32) -> Value {
-        self.constant(name, FLOAT, &[], to_bytes(&[value], Precision::F32))
+        self.exact_tensor(name, &[], &[value])
     }
 
     /// Adds a vector of integers: dimensions or indices.

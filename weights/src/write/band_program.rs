@@ -7,7 +7,7 @@ use augment::Depth;
 use super::format::Format;
 use super::loading::{
     Loaded, TIMM_CLASSES, TRANSFORMERS_CLASSES, graph_imports, loaded, output_name, parameters,
-    preprocessing, print_output, print_with_names, run_graph,
+    preprocessing, print_output, print_with_names, run_graph, transformers_arguments,
 };
 use crate::backbone::exchange_of;
 use crate::export::Export;
@@ -43,8 +43,12 @@ pub(super) fn text(path: &Path, name: &str, format: Format, export: &Export<'_>)
                 Some(_) => "logits",
                 None => exchange_of(export.model).transformers_feature(),
             };
+            let arguments = transformers_arguments(export);
             format!(
-                "with torch.no_grad():\n    output = model(pixel_values=pixels)\n{output} = output.{part}\n"
+                "with torch.no_grad():
+    output = model(pixel_values=pixels{arguments})
+{output} = output.{part}
+"
             )
         }
         _ => format!("with torch.no_grad():\n    {output} = model(pixels)\n"),

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
+use crate::library::Library;
 use crate::named::by_name;
 
 /// Format of an exported network.
@@ -47,6 +48,18 @@ impl Format {
             Self::Dinov2 => "dinov2",
             Self::Dinov3 => "dinov3",
             Self::Onnx => "onnx",
+        }
+    }
+
+    /// Returns the library that reads the format; `None` for this program's own and for graphs.
+    pub fn library(self) -> Option<Library> {
+        match self {
+            Self::Safetensors | Self::Onnx => None,
+            Self::Timm => Some(Library::Timm),
+            Self::Torchvision => Some(Library::Torchvision),
+            Self::Transformers => Some(Library::Transformers),
+            Self::Dinov2 => Some(Library::Dinov2),
+            Self::Dinov3 => Some(Library::Dinov3),
         }
     }
 

@@ -103,6 +103,12 @@ weights = {{name: weights[name] for name in weights if not name.startswith(\"{}\
     )
 }
 
+/// Returns further arguments of a call of the model in transformers, each after a comma.
+pub(super) fn transformers_arguments(export: &Export<'_>) -> &'static str {
+    let px = export.preprocessing.transform.size_px as usize;
+    exchange_of(export.model).transformers_arguments(px)
+}
+
 /// Returns the name of what the network computes for an image, in programs.
 pub(super) fn output_name(export: &Export<'_>) -> &'static str {
     if export.classifier.is_some() { "scores" } else { "feature" }

@@ -119,25 +119,17 @@ pub fn check(
         card: &card,
     };
     match format {
-        Format::Safetensors => {}
         Format::Onnx => onnx::check(&export).map_err(|reason| unsupported(format, reason))?,
         Format::Timm => {
             timm_model(&export).map_err(|reason| unsupported(format, reason))?;
-            library_arrays(Library::Timm, format, &export)?;
         }
         Format::Transformers => {
             transformers::config(&export).map_err(|reason| unsupported(format, reason))?;
-            library_arrays(Library::Transformers, format, &export)?;
         }
-        Format::Torchvision => {
-            library_arrays(Library::Torchvision, format, &export)?;
-        }
-        Format::Dinov2 => {
-            library_arrays(Library::Dinov2, format, &export)?;
-        }
-        Format::Dinov3 => {
-            library_arrays(Library::Dinov3, format, &export)?;
-        }
+        Format::Safetensors | Format::Torchvision | Format::Dinov2 | Format::Dinov3 => {}
+    }
+    if let Some(library) = format.library() {
+        library_arrays(library, format, &export)?;
     }
     Ok(())
 }

@@ -7,14 +7,26 @@ use super::band_program;
 use super::format::Format;
 use super::loading::{
     Loaded, TIMM_CLASSES, TRANSFORMERS_CLASSES, graph_imports, loaded, output_name, parameters,
-    preprocessing, print_output, print_with_names, run_graph,
+    preprocessing, print_output, print_with_names, run_graph, transformers_arguments,
 };
-use crate::backbone::exchange_of;
+use crate::backbone::{exchange_of, resampling_note};
 use crate::export::Export;
+use crate::library::Library;
 
 /// Returns the program in Python that computes the feature of `photo.jpg`, or its class, by the
-/// file or folder `path`.
+/// file or folder `path`. A comment says where it computes another feature than Ocelli does.
 pub(super) fn program(path: &Path, format: Format, export: &Export<'_>) -> String {
+    let program = program_in_library(path, format, export);
+    let px = export.preprocessing.transform.size_px as usize;
+    // The program of this program's own files uses timm.
+    let library = if format == Format::Safetensors { Some(Library::Timm) } else { format.library() };
+    match library.and_then(|library| resampling_note(export.model, library, px)) {
+        Some(note) => format!("# Other features than Ocelli's: {note}\n{program}"),
+        None => program,
+    }
+}
+
+fn program_in_library(path: &Path, format: Format, export: &Export<'_>) -> String {
     let name = quoted_name(path);
     if !export.preprocessing.pixels.format().is_rgb8() {
         return band_program::text(path, &name, format, export);
@@ -63,6 +75,7 @@ fn transformers_folder(name: &str, export: &Export<'_>) -> String {
         return transformers_classifier(name, export);
     }
     let feature = exchange_of(export.model).transformers_feature();
+    let arguments = transformers_arguments(export);
     format!(
         "import torch
 from PIL import Image
@@ -72,7 +85,7 @@ processor = AutoImageProcessor.from_pretrained(\"{name}\")
 model = AutoModel.from_pretrained(\"{name}\").eval()
 inputs = processor(Image.open(\"photo.jpg\").convert(\"RGB\"), return_tensors=\"pt\")
 with torch.no_grad():
-    output = model(**inputs)
+    output = model(**inputs{arguments})
 # Not output.pooler_output: a pooler is not part of this network, and transformers would draw one at random.
 feature = output.{feature}
 print(feature.shape)
@@ -82,6 +95,7 @@ print(feature.shape)
 
 fn transformers_classifier(name: &str, export: &Export<'_>) -> String {
     let print = print_output(export, TRANSFORMERS_CLASSES);
+    let arguments = transformers_arguments(export);
     format!(
         "import torch
 from PIL import Image
@@ -91,7 +105,7 @@ processor = AutoImageProcessor.from_pretrained(\"{name}\")
 model = AutoModelForImageClassification.from_pretrained(\"{name}\").eval()
 inputs = processor(Image.open(\"photo.jpg\").convert(\"RGB\"), return_tensors=\"pt\")
 with torch.no_grad():
-    scores = model(**inputs).logits
+    scores = model(**inputs{arguments}).logits
 {print}"
     )
 }

@@ -154,7 +154,7 @@ fn rotation_table(
         values.extend_from_slice(row);
         values.extend_from_slice(row);
     }
-    graph.float_tensor(name, &[1, 1, values.len() / d_head, d_head], &values)
+    graph.exact_tensor(name, &[1, 1, values.len() / d_head, d_head], &values)
 }
 
 /// Adds `x cos θ + [-x₂; x₁] sin θ` for queries or keys `x`, `[B, H, N, D_h]`.

@@ -70,15 +70,24 @@ impl Exchange for VitConfig {
         write::timm(self, export.preprocessing.transform.size_px as usize)
     }
 
-    fn timm_resampling_note(&self, size_px: usize) -> Option<String> {
-        let resamples_like_timm = self.pos_antialias && self.pos_offset == 0.0;
-        if self.image_px == size_px || self.positions == Positions::Rope || resamples_like_timm {
+    fn resampling_note(&self, library: Library, size_px: usize) -> Option<String> {
+        if self.image_px == size_px || self.positions == Positions::Rope {
             return None;
         }
+        let name = library.name();
+        let difference = match library {
+            Library::Torchvision => format!("{name} takes images of no other size, such as {size_px} px"),
+            // Its settings are in the program of the model card.
+            Library::Dinov2 => return None,
+            _ if read::library_resampling(library, self.registers > 0) == self.resampling() => return None,
+            _ => format!(
+                "{name} resamples them to {size_px} px in another way than they were trained with, so that \
+                 its features differ a little"
+            ),
+        };
         Some(format!(
-            "its positions are for images of {} px, and timm resamples them to {size_px} px in another way \
-             than they were trained with, so that its features differ a little: --image-px {size_px} writes \
-             them for that size",
+            "its positions are for images of {} px, and {difference}: --image-px {size_px} writes them for \
+             that size",
             self.image_px
         ))
     }
@@ -101,6 +110,11 @@ impl Exchange for VitConfig {
 
     fn transformers_feature(&self) -> &'static str {
         "last_hidden_state[:, 0]"
+    }
+
+    fn transformers_arguments(&self, px: usize) -> &'static str {
+        let resamples = self.positions != Positions::Rope && self.image_px != px;
+        if resamples && write::is_plain(self) { ", interpolate_pos_encoding=True" } else { "" }
     }
 
     fn python(&self, library: Library) -> Option<PythonNetwork> {
@@ -146,5 +160,44 @@ impl Exchange for VitConfig {
 
     fn pooling(&self) -> &'static str {
         if self.class_token { "class token" } else { "mean of the patches" }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Libraries for which there is a note about `config` and images of 32 px.
+    fn noted(config: &VitConfig) -> Vec<Library> {
+        let mut noted = Vec::new();
+        for library in Library::ALL {
+            if config.resampling_note(library, 32).is_some() {
+                noted.push(library);
+            }
+        }
+        noted
+    }
+
+    /// Libraries that would compute other features of images of another size, or none, are named.
+    #[test]
+    fn libraries_that_resample_positions_in_another_way_are_noted() {
+        let plain = VitConfig::new(48, 8, 64, 2, 2);
+        let antialiased = VitConfig { pos_antialias: true, ..plain.clone() };
+        let offset = VitConfig { pos_offset: 0.1, ..plain.clone() };
+        let with_registers = VitConfig { registers: 2, ..antialiased.clone() };
+        assert_eq!(noted(&plain), [Library::Dino, Library::Timm, Library::Torchvision]);
+        assert_eq!(
+            noted(&antialiased),
+            [Library::Dino, Library::Dinov3, Library::Torchvision, Library::Transformers]
+        );
+        assert_eq!(
+            noted(&offset),
+            [Library::Dinov3, Library::Timm, Library::Torchvision, Library::Transformers]
+        );
+        assert_eq!(noted(&with_registers), [Library::Dino, Library::Dinov3, Library::Torchvision]);
+        let rotary = VitConfig { positions: Positions::Rope, ..plain.clone() };
+        assert_eq!(noted(&rotary), []);
+        let same_size = VitConfig { image_px: 32, ..plain };
+        assert_eq!(noted(&same_size), []);
     }
 }

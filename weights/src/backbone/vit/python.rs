@@ -93,12 +93,14 @@ fn dinov2_code(config: &VitConfig) -> PythonNetwork {
         imports: "from dinov2.models.vision_transformer import DinoVisionTransformer\n",
         expression: format!(
             "DinoVisionTransformer(img_size={}, {}, mlp_ratio={}, ffn_layer=\"{}\", init_values=1.0, \
-             block_chunks=0, num_register_tokens={})",
+             block_chunks=0, num_register_tokens={}, interpolate_offset={:?}, interpolate_antialias={})",
             config.image_px,
             sizes(config),
             ratio(config),
             if is_gated { "swiglufused" } else { "mlp" },
-            config.registers
+            config.registers,
+            config.pos_offset,
+            python_bool(config.pos_antialias)
         ),
         changes: String::new(),
         classifier: None,

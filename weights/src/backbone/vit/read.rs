@@ -1,6 +1,7 @@
 //! Recognition of a vision transformer among the tensors of a file, with its sizes from their
 //! shapes.
 
+use networks::interpolation::Resampling;
 use networks::{MlpKind, ModelConfig, Positions, QkvBias, VitConfig};
 
 use super::names::{ALL, Names, ROTARY};
@@ -131,6 +132,19 @@ fn find_names(tensors: &BackboneTensors, source: &Source) -> Result<Names, Strin
          attention and MLP as in DINO, DINOv2, DINOv3, timm, torchvision and transformers"
             .into()
     })
+}
+
+/// Returns how `library` resamples the position embedding of a network with or without registers.
+pub(super) fn library_resampling(library: Library, has_registers: bool) -> Resampling {
+    match library {
+        Library::Dino => Resampling { offset: 0.1, antialias: false },
+        Library::Dinov2 if has_registers => Resampling { offset: 0.0, antialias: true },
+        Library::Dinov2 => Resampling { offset: 0.1, antialias: false },
+        Library::Timm => Resampling { offset: 0.0, antialias: true },
+        Library::Dinov3 => Resampling { offset: 0.0, antialias: false },
+        Library::Transformers => Resampling { offset: 0.0, antialias: has_registers },
+        Library::Torchvision => Resampling { offset: 0.0, antialias: false },
+    }
 }
 
 /// Returns the library whose code made the network, which determines how its position embedding is
@@ -282,15 +296,7 @@ impl Sizes {
         stated_epsilon: Option<f64>,
     ) -> ModelConfig {
         let has_registers = tensors.contains(names.registers);
-        let (pos_offset, pos_antialias) = match library {
-            Library::Dino => (0.1, false),
-            Library::Dinov2 if has_registers => (0.0, true),
-            Library::Dinov2 => (0.1, false),
-            Library::Timm => (0.0, true),
-            Library::Dinov3 => (0.0, false),
-            Library::Transformers => (0.0, has_registers),
-            Library::Torchvision => (0.0, false),
-        };
+        let resampling = library_resampling(library, has_registers);
         let norm_epsilon = stated_epsilon.unwrap_or(match (library, self.has_layer_scale) {
             _ if self.is_rotary => ROTARY_EPSILON,
             // The default of `ViTConfig`.
@@ -306,8 +312,8 @@ impl Sizes {
             class_token: self.has_class_token,
             registers: self.registers,
             layer_scale: self.has_layer_scale.then_some(1e-5),
-            pos_offset,
-            pos_antialias,
+            pos_offset: resampling.offset,
+            pos_antialias: resampling.antialias,
             norm_epsilon,
             positions: if self.is_rotary { Positions::Rope } else { Positions::Learned },
             channels: self.channels,

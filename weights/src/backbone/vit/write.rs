@@ -332,7 +332,7 @@ pub(super) fn transformers_classifier(config: &VitConfig) -> Option<Transformers
 }
 
 /// Returns `true` if the network is a plain ViT rather than one of DINOv2.
-fn is_plain(config: &VitConfig) -> bool {
+pub(super) fn is_plain(config: &VitConfig) -> bool {
     config.layer_scale.is_none() && config.registers == 0 && config.mlp == MlpKind::Gelu
 }
 
