@@ -20,21 +20,41 @@ pub(crate) fn hex(md5: Md5) -> String {
     md5.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Computes the XXH3-64 of a file, and its MD5 if `wants_md5`.
-pub(crate) fn hash_file(file: &File, wants_md5: bool) -> io::Result<(u64, Option<String>)> {
+/// Hashes of a file.
+pub(crate) struct FileHashes {
+    pub(crate) xxh3: u64,
+    /// In hexadecimal digits.
+    pub(crate) md5: String,
+}
+
+/// Computes the XXH3-64 of a file.
+pub(crate) fn xxh3_of_file(file: &File) -> io::Result<u64> {
     let mut xxh3 = Xxh3::new();
-    let mut md5 = wants_md5.then(Md5::new);
+    for_each_piece(file, |bytes| xxh3.update(bytes))?;
+    Ok(xxh3.digest())
+}
+
+/// Computes the XXH3-64 and the MD5 of a file, which is read once.
+pub(crate) fn hashes_of_file(file: &File) -> io::Result<FileHashes> {
+    let mut xxh3 = Xxh3::new();
+    let mut md5 = Md5::new();
+    for_each_piece(file, |bytes| {
+        xxh3.update(bytes);
+        md5.update(bytes);
+    })?;
+    Ok(FileHashes { xxh3: xxh3.digest(), md5: hex(md5) })
+}
+
+/// Calls `f` with the bytes of a file, piece by piece.
+fn for_each_piece(file: &File, mut f: impl FnMut(&[u8])) -> io::Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut at_bytes = 0;
     loop {
         let n = file.read_at(&mut buffer, at_bytes)?;
         if n == 0 {
-            return Ok((xxh3.digest(), md5.map(hex)));
+            return Ok(());
         }
-        xxh3.update(&buffer[..n]);
-        if let Some(md5) = &mut md5 {
-            md5.update(&buffer[..n]);
-        }
+        f(&buffer[..n]);
         at_bytes += n as u64;
     }
 }

@@ -1,12 +1,13 @@
 //! Files that hold one band of an image each, such as `tile.b02.tif` and `tile.b08.tif`.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
+use pipeline::shard::files::MaskFile;
 use pipeline::shard::image::is_band;
 
 use crate::error::PrepError;
-use crate::files::{SampleFile, Sidecars, extension, read_sidecars};
+use crate::files::{SampleFile, Sidecars, extension, mask_extension, read_sidecars, report_masks};
 
 /// File of a sample's image, with its extension in the shard.
 pub(crate) struct BandFile {
@@ -29,16 +30,30 @@ impl From<SampleFile> for Sample {
     }
 }
 
-/// Joins `entries` whose names differ only in the band into samples, in the order of the first file
-/// of each. Class and columns are those beside the common name, such as `tile.cls` and `tile.json`,
-/// otherwise those of the first file.
+/// Joins `entries`, the files of `folder`, whose names differ only in the band into samples, in the
+/// order of the first file of each. Class and columns are those beside the common name, such as
+/// `tile.cls` and `tile.json`, otherwise those of the first file; a mask is that of the common
+/// name, such as `tile.seg.png`.
 ///
 /// # Errors
 /// [`PrepError::Io`] if a file beside the images cannot be read.
-pub(crate) fn join_bands(entries: Vec<SampleFile>) -> Result<Vec<Sample>, PrepError> {
+pub(crate) fn join_bands(entries: Vec<SampleFile>, folder: &Path) -> Result<Vec<Sample>, PrepError> {
+    let commons: BTreeSet<String> =
+        entries.iter().filter_map(|entry| split_band(&entry.name)).map(|(common, _)| common).collect();
     let mut samples: Vec<Sample> = Vec::new();
     let mut indices: BTreeMap<String, usize> = BTreeMap::new();
+    let mut masks: BTreeMap<String, MaskFile> = BTreeMap::new();
     for entry in entries {
+        if let Some(extension) = mask_extension(&entry.path)
+            && let Some(common) = without_two_extensions(&entry.name)
+            && commons.contains(common)
+        {
+            let mask = MaskFile { path: entry.path, extension };
+            if let Some(other) = masks.insert(common.to_string(), mask) {
+                tracing::warn!("skipped {}: the image has another mask", other.path.display());
+            }
+            continue;
+        }
         let Some((common, band)) = split_band(&entry.name) else {
             samples.push(entry.into());
             continue;
@@ -57,7 +72,20 @@ pub(crate) fn join_bands(entries: Vec<SampleFile>) -> Result<Vec<Sample>, PrepEr
         indices.insert(common, samples.len());
         samples.push(Sample { entry, files: vec![file] });
     }
+    if !masks.is_empty() {
+        report_masks(masks.len(), folder);
+    }
+    for (common, mask) in masks {
+        samples[indices[&common]].entry.mask = Some(mask);
+    }
     Ok(samples)
+}
+
+/// Returns `folder/tile` for `folder/tile.seg.png`.
+fn without_two_extensions(name: &str) -> Option<&str> {
+    let (rest, _) = name.rsplit_once('.')?;
+    let (stem, _) = rest.rsplit_once('.')?;
+    Some(stem)
 }
 
 /// Splits `folder/tile.b02.tif` into `folder/tile` and `b02.tif`; `None` for a name without a band.

@@ -2,7 +2,7 @@
 //! and such images are nearly black to a network for which the largest number is white.
 
 use augment::{DecodeRules, Depth, bands};
-use pipeline::{Dataset, SampleId};
+use pipeline::Dataset;
 
 /// Number of images that are inspected.
 pub const N_INSPECTED: u64 = 16;
@@ -56,11 +56,9 @@ pub fn report_bits(dataset: &Dataset, rules: &DecodeRules) {
     if !dataset.is_local() {
         return;
     }
-    let n = dataset.n_samples();
-    let n_read = n.min(N_INSPECTED);
     let mut bits = BitsUsed::default();
-    for index in 0..n_read {
-        if let Ok(sample) = dataset.read(SampleId(index * n / n_read)) {
+    for id in dataset.spread(N_INSPECTED) {
+        if let Ok(sample) = dataset.read(id) {
             bits.inspect(&sample.image.files(), rules);
         }
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use pipeline::shard::MAX_CLASS_BYTES;
-use pipeline::shard::classes::{Columns, NO_CLASS, classes_of};
+use pipeline::shard::classes::{Columns, NO_CLASS, states_classes};
 use pipeline::url::ShardUrl;
 use pipeline::{Dataset, PipelineError, SampleId, Source};
 
@@ -211,8 +211,8 @@ impl Classes {
     }
 
     /// Returns the text of the class member of an image: the numbers of its `classes`, one a line.
-    /// An image without known classes has none, unless the folder in its `key` or its `columns`
-    /// would state one: then the member says that it has no class.
+    /// An image without known classes has no member, unless the folder in its `key` or its
+    /// `columns` would state classes, or that there are none: then it says that they are not known.
     ///
     /// # Errors
     /// As [`Classes::number`], and [`PrepError::TooManyClasses`] for more than such a member may
@@ -224,8 +224,8 @@ impl Classes {
         columns: &Columns,
     ) -> Result<Option<String>, PrepError> {
         let Some(classes) = classes else {
-            let would_have_one = key.contains('/') || !classes_of(columns).is_empty();
-            return Ok(would_have_one.then(|| NO_CLASS.to_string()));
+            let would_have_some = key.contains('/') || states_classes(columns);
+            return Ok(would_have_some.then(|| NO_CLASS.to_string()));
         };
         let mut numbers = Vec::with_capacity(classes.len());
         for class in classes {

@@ -1,6 +1,7 @@
 //! A column of a list of images, by the names of the images.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -13,9 +14,17 @@ pub struct Column {
     by_key: HashMap<String, String>,
     /// Values by the name of the shard in the list, and key.
     by_shard: HashMap<(String, String), String>,
-    /// Values by the name of the shard's file, and key; `None` if shards of the same name in
-    /// several folders have different values.
-    by_file: HashMap<(String, String), Option<String>>,
+    /// Values by the name of the shard's file, and key.
+    by_file: HashMap<(String, String), FileValue>,
+}
+
+/// Value of an image in all shards of one file name.
+#[derive(PartialEq)]
+enum FileValue {
+    /// The value, the same in all folders that have such a shard.
+    One(String),
+    /// Shards in several folders have different values.
+    Several,
 }
 
 impl Column {
@@ -29,10 +38,16 @@ impl Column {
         for row in list::read(path, list::Target::Key, &pipeline::ColumnNames::default())? {
             let Some(value) = cell(&row.columns, column) else { continue };
             if let Some(shard) = cell(&row.columns, "shard") {
-                let entry = values.by_file.entry((file_name(&shard), row.target.clone()));
-                let value_by_file = entry.or_insert_with(|| Some(value.clone()));
-                if value_by_file.as_ref() != Some(&value) {
-                    *value_by_file = None;
+                let only = FileValue::One(value.clone());
+                match values.by_file.entry((file_name(&shard), row.target.clone())) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(only);
+                    }
+                    Entry::Occupied(mut entry) => {
+                        if *entry.get() != only {
+                            entry.insert(FileValue::Several);
+                        }
+                    }
                 }
                 values.by_shard.insert((shard, row.target.clone()), value.clone());
             }
@@ -59,8 +74,10 @@ impl Column {
         }
         match self.by_file.get(&(file_name(shard), key.to_string())) {
             None => Ok(None),
-            Some(Some(value)) => Ok(Some(value)),
-            Some(None) => Err(PrepError::SeveralValues { key: key.to_string(), shard: file_name(shard) }),
+            Some(FileValue::One(value)) => Ok(Some(value)),
+            Some(FileValue::Several) => {
+                Err(PrepError::SeveralValues { key: key.to_string(), shard: file_name(shard) })
+            }
         }
     }
 }

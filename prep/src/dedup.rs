@@ -333,9 +333,11 @@ impl Copies {
 
     /// Describes sample `index` within its group: `kept`, `exact copy`, `near copy, 2 bits apart`.
     pub fn role(&self, index: usize) -> String {
-        match self.copies.iter().find(|copy| copy.entry == index).map(|copy| copy.distance) {
-            Some(None) => "exact copy".into(),
-            Some(Some(distance)) => format!("near copy, {} apart", counted(u64::from(distance), "bit")),
+        match self.copies.iter().find(|copy| copy.entry == index) {
+            Some(CopyOf { distance: None, .. }) => "exact copy".into(),
+            Some(CopyOf { distance: Some(distance), .. }) => {
+                format!("near copy, {} apart", counted(u64::from(*distance), "bit"))
+            }
             None if self.entries[index].shard < self.n_against => "of the other set".into(),
             None => "kept".into(),
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
 use pipeline::ColumnNames;
-use pipeline::shard::classes::{canonical_class, classes_of, stated_class};
+use pipeline::shard::classes::{canonical_class, classes_of, stated_class, states_no_class};
 use pipeline::shard::files::MaskFile;
 use pipeline::shard::{IMAGE_EXTENSIONS, MASK_EXTENSIONS};
 use pipeline::words::counted;
@@ -185,9 +185,7 @@ fn find_images_below(root: &Path) -> Result<FoundFiles, PrepError> {
         files.entries.push(SampleFile { classes, name, path, columns, mask: None });
     }
     if !masks.is_empty() {
-        let n_masks = counted(masks.len() as u64, "file");
-        let names = MASK_EXTENSIONS.join(", .");
-        tracing::info!("{}: {n_masks} beside images read as their masks (.{names})", root.display());
+        report_masks(masks.len(), root);
     }
     for entry in &mut files.entries {
         entry.mask = masks.remove(&entry.path.with_extension(""));
@@ -196,11 +194,24 @@ fn find_images_below(root: &Path) -> Result<FoundFiles, PrepError> {
     Ok(files)
 }
 
+/// Returns the extension of a mask, such as `seg.png`, with which the name of the file at `path`
+/// ends, if it does.
+pub(crate) fn mask_extension(path: &Path) -> Option<&'static str> {
+    let name = path.file_name()?.to_string_lossy().to_lowercase();
+    MASK_EXTENSIONS.into_iter().find(|extension| name.ends_with(&format!(".{extension}")))
+}
+
+/// Reports that `n` files in `folder`, or in a list, are masks of images.
+pub(crate) fn report_masks(n: usize, folder: &Path) {
+    let files = counted(n as u64, "file");
+    let names = MASK_EXTENSIONS.join(", .");
+    tracing::info!("{}: {files} beside images read as their masks (.{names})", folder.display());
+}
+
 /// Returns the file at `path` as a mask, if it has the name of one and there is an image of the
 /// same name.
 fn mask_of_image(path: &Path) -> Option<MaskFile> {
-    let name = path.file_name()?.to_string_lossy().to_lowercase();
-    let extension = MASK_EXTENSIONS.into_iter().find(|extension| name.ends_with(&format!(".{extension}")))?;
+    let extension = mask_extension(path)?;
     // With `.seg`, say, in place of the extension of the image.
     let stem = path.with_extension("");
     let has_image = extensions().any(|extension| {
@@ -235,9 +246,9 @@ pub struct Sidecars {
 pub enum StatedClass {
     /// The class is not stated.
     Unknown,
-    /// The image has no class: a negative number, or an empty file.
+    /// The class is not known: a negative number, or null.
     None,
-    /// Numbers or names of the classes, one or several.
+    /// Numbers or names of the classes, one or several; empty for an image of none.
     Named(Vec<String>),
 }
 
@@ -277,7 +288,9 @@ pub fn read_sidecars(path: &Path) -> Result<Sidecars, PrepError> {
         _ => Map::new(),
     };
     let class = match class_file {
+        Some(text) if text.is_empty() => StatedClass::Named(Vec::new()),
         Some(text) => StatedClass::new(text.lines().filter_map(canonical_class).collect()),
+        None if states_no_class(&columns) => StatedClass::Named(Vec::new()),
         None if stated_class(&columns).is_some() => StatedClass::new(classes_of(&columns)),
         None => StatedClass::Unknown,
     };

@@ -24,6 +24,7 @@ mod image_file;
 pub mod index;
 mod job;
 pub mod keys;
+mod lazy_shard;
 mod list;
 pub mod names;
 pub mod open;

@@ -8,7 +8,7 @@ use pipeline::shard::IMAGE_EXTENSIONS;
 use pipeline::shard::files::{ImageFile, shard_from_files};
 use pipeline::url::{is_parquet, is_shard};
 use pipeline::words::counted;
-use pipeline::{ColumnNames, Dataset, PipelineError, SampleId, Shard, Source, Storage};
+use pipeline::{ColumnNames, Dataset, PipelineError, Shard, Source, Storage};
 
 use crate::error::PrepError;
 use crate::files::{extension, extensions, find_images, is_hidden, is_image, name_of, report_skipped};
@@ -216,12 +216,11 @@ pub fn report_turned(dataset: &Dataset, rules: &DecodeRules) {
     if rules.apply_exif || !dataset.is_local() {
         return;
     }
-    let n = dataset.n_samples();
-    let n_read = n.min(HEADERS_READ);
+    let n_read = dataset.n_samples().min(HEADERS_READ);
     let mut n_turned = 0;
-    for index in 0..n_read {
+    for id in dataset.spread(HEADERS_READ) {
         // Samples that cannot be read are reported where they are used.
-        let Ok(sample) = dataset.read(SampleId(index * n / n_read)) else { continue };
+        let Ok(sample) = dataset.read(id) else { continue };
         let files = sample.image.files();
         if files.iter().any(|file| facts(file).is_ok_and(|facts| facts.turned)) {
             n_turned += 1;

@@ -28,6 +28,7 @@ use crate::files::{
 use crate::folder_lock::lock_for;
 use crate::image_file::{read_files, read_mask};
 use crate::keys::Keys;
+use crate::lazy_shard::LazyShard;
 use crate::order::shuffle;
 pub use crate::pack_job::PackJob;
 use crate::pack_job::{Contents, claim, failures_path, is_done, job_path, shard_path};
@@ -135,8 +136,7 @@ pub fn pack(job: &PackJob<'_>, progress: &dyn Progress) -> Result<Packed, PrepEr
     for shard in &missing {
         write_shard(job, &contents, *shard, &mut noticed, progress)?;
     }
-    let packed =
-        Packed { n_shards: contents.shards.len(), n_existing, noticed, ..totals(job, &contents, shards)? };
+    let packed = totals(job, &contents, shards, n_existing, noticed)?;
     if packed.n_samples == 0 && job.work == Work::Whole {
         remove_shards(job, &contents)?;
     }
@@ -157,7 +157,7 @@ fn find_samples(job: &PackJob<'_>) -> Result<(Vec<Sample>, BTreeMap<String, usiz
     }
     // Sidecars of a sample of several files belong to the sample.
     skipped.retain(|extension, _| !SIDECAR_EXTENSIONS.contains(&extension.as_str()));
-    Ok((join_bands(entries)?, skipped))
+    Ok((join_bands(entries, job.input)?, skipped))
 }
 
 /// Divides `samples` into shards, without reading images. `skipped` are the numbers of skipped
@@ -185,7 +185,7 @@ fn plan_contents(
 /// Returns the bytes that a sample takes in a shard, by the lengths of its files; 0 if the size of
 /// shards is not limited.
 fn size_bytes(key: &str, sample: &Sample, classes: &Classes, limits: ShardLimits) -> Result<u64, PrepError> {
-    if limits.max_bytes == u64::MAX {
+    if limits.max_bytes.is_none() {
         return Ok(0);
     }
     let entry = &sample.entry;
@@ -227,7 +227,7 @@ fn write_shard(
     noticed: &mut Noticed,
     progress: &dyn Progress,
 ) -> Result<(), PrepError> {
-    let mut writer = None;
+    let mut writer = LazyShard::new(shard_path(job, shard));
     let mut failures = String::new();
     for chunk in contents.samples[contents.shards[shard].clone()].chunks(CHUNK) {
         let read: Vec<_> = chunk.par_iter().map(|(_, sample)| read_sample(sample)).collect();
@@ -242,12 +242,7 @@ fn write_shard(
                         let files: Vec<&[u8]> = files.iter().map(|(_, file)| file.as_slice()).collect();
                         noticed.bits.inspect(&files, &DecodeRules::default());
                     }
-                    if writer.is_none() {
-                        writer = Some(ShardFile::create(&shard_path(job, shard))?);
-                    }
-                    if let Some(writer) = &mut writer {
-                        add_sample(writer, key, entry, &files, mask, class)?;
-                    }
+                    add_sample(writer.file()?, key, entry, &files, mask, class)?;
                 }
                 Err(error) => {
                     let row = json!({ "path": entry.name, "reason": error.to_string() });
@@ -258,9 +253,7 @@ fn write_shard(
     }
     // The list is written first, so that a complete shard has its list.
     write_failures(&failures_path(job, shard), &failures)?;
-    if let Some(writer) = writer {
-        writer.finish()?;
-    }
+    writer.finish()?;
     Ok(())
 }
 
@@ -277,9 +270,16 @@ fn write_failures(path: &Path, failures: &str) -> Result<(), PrepError> {
     result.map_err(|error| PrepError::io("write", path, error))
 }
 
-/// Counts the samples of `shards`, all of which are done, and joins the lists of failures unless
-/// this is a part.
-fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> Result<Packed, PrepError> {
+/// Counts the samples of `shards`, all of which are done, `n_existing` of them by an earlier start,
+/// and joins the lists of failures unless this is a part. `noticed` is what was observed on the
+/// images of the others.
+fn totals(
+    job: &PackJob<'_>,
+    contents: &Contents,
+    shards: Range<usize>,
+    n_existing: usize,
+    noticed: Noticed,
+) -> Result<Packed, PrepError> {
     let mut n_samples = 0;
     let mut n_empty = 0;
     let mut lines = String::new();
@@ -314,14 +314,14 @@ fn totals(job: &PackJob<'_>, contents: &Contents, shards: Range<usize>) -> Resul
     Ok(Packed {
         n_samples,
         n_classes: classes.len(),
-        n_shards: 0,
+        n_shards: contents.shards.len(),
         shards,
         n_empty,
-        n_existing: 0,
+        n_existing,
         failures: (!lines.is_empty()).then(|| (list, lines.lines().count())),
         first_failure: lines.lines().next().map(str::to_string),
         skipped: contents.skipped.clone(),
-        noticed: Noticed::default(),
+        noticed,
     })
 }
 

@@ -130,13 +130,23 @@ impl Part {
         (self.number - 1, self.n_parts)
     }
 
-    /// Returns the range of this part of `n` items: parts are contiguous, and their lengths differ
-    /// by at most one.
+    /// Returns the range of this part of `n` items, by [`part_range`].
     pub fn range(self, n: usize) -> Range<usize> {
-        let (rank, n_parts) = self.rank();
-        let [start, end] = [rank, rank + 1].map(|rank| (rank as u128 * n as u128 / n_parts as u128) as usize);
-        start..end
+        let (index, n_parts) = self.rank();
+        part_range(n, index, n_parts)
     }
+}
+
+/// Returns the range of part `index`, counted from 0, of `n` items in `n_parts`: parts are
+/// contiguous, and their lengths differ by at most one.
+pub fn part_range(n: usize, index: usize, n_parts: usize) -> Range<usize> {
+    part_start(n, index, n_parts)..part_start(n, index + 1, n_parts)
+}
+
+/// Returns the first item of part `index`.
+fn part_start(n: usize, index: usize, n_parts: usize) -> usize {
+    // In 128 bits: the product may not fit into 64.
+    (index as u128 * n as u128 / n_parts as u128) as usize
 }
 
 impl Work {

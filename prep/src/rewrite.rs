@@ -9,7 +9,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use pipeline::shard::image::{compare_names, is_band};
-use pipeline::shard::write::ShardFile;
 use pipeline::shard::{IMAGE_EXTENSIONS, MASK_EXTENSIONS};
 use pipeline::url::ShardUrl;
 use pipeline::{Progress, Shard, Source, Storage, file};
@@ -20,6 +19,7 @@ use crate::classes::ClassNames;
 use crate::error::PrepError;
 use crate::folder_lock::{FolderLock, lock_folder};
 use crate::job::Job;
+use crate::lazy_shard::LazyShard;
 use crate::parts::remove_parts;
 
 /// File in an output folder that describes the job.
@@ -209,7 +209,7 @@ fn rewrite_shard(
     totals: &mut RewriteTotals,
     progress: &dyn Progress,
 ) -> Result<(), PrepError> {
-    let mut writer = None;
+    let mut writer = LazyShard::new(target.to_path_buf());
     let mut dropped = Vec::new();
     for start in (0..shard.len()).step_by(CHUNK) {
         let chunk = start..shard.len().min(start + CHUNK);
@@ -252,20 +252,14 @@ fn rewrite_shard(
             totals.bytes_out += total_bytes(&members);
             let members: Vec<(&str, &[u8])> =
                 members.iter().map(|(ext, bytes)| (ext.as_str(), bytes.as_slice())).collect();
-            if writer.is_none() {
-                writer = Some(ShardFile::create(target)?);
-            }
-            if let Some(writer) = &mut writer {
-                writer.add(item.key(), &members)?;
-            }
+            writer.file()?.add(item.key(), &members)?;
         }
     }
     // The list is written first, so that a complete shard has its list.
     let text: String = dropped.iter().flat_map(|row: &Value| [row.to_string(), "\n".into()]).collect();
     let list = dropped_path(target);
     file::replace(&list, text.as_bytes()).map_err(|error| PrepError::file_system(&list, error))?;
-    if let Some(writer) = writer {
-        writer.finish()?;
+    if writer.finish()? {
         totals.n_shards += 1;
     }
     Ok(())

@@ -23,7 +23,9 @@ pub struct SampleOptions {
 impl SampleOptions {
     /// Returns the options as part of the identity of a job.
     pub fn identity(&self) -> Value {
-        json!([self.limits.max_samples, self.limits.max_bytes, self.renumber])
+        // Earlier releases recorded no limit as the largest number.
+        let max_bytes = self.limits.max_bytes.unwrap_or(u64::MAX);
+        json!([self.limits.max_samples, max_bytes, self.renumber])
     }
 }
 

@@ -50,7 +50,7 @@ pub struct SynthSet {
 /// # Errors
 /// [`PrepError`] when the folder is in use, has such shards, or cannot be written.
 pub fn synthesize(set: &SynthSet, progress: &dyn Progress) -> Result<Vec<PathBuf>, PrepError> {
-    let limits = ShardLimits { max_samples: 1000, max_bytes: u64::MAX };
+    let limits = ShardLimits { max_samples: 1000, max_bytes: None };
     let _lock = lock_folder(&set.out)?;
     let mut writer = ShardWriter::new(&set.out, &set.prefix, limits)?;
     progress.begin("synth", set.count);

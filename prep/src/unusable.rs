@@ -1,8 +1,8 @@
 //! What the images of a set have in common if none of them can be used.
 
 use augment::{AugmentError, DecodeRules, Fill, Image, PixelFormat, bands};
+use pipeline::Dataset;
 use pipeline::magic::{FileFormat, FileKind, START_BYTES, recognize};
-use pipeline::{Dataset, SampleId};
 
 use crate::channel_sums::ChannelSums;
 
@@ -49,7 +49,7 @@ pub fn find_unusable(dataset: &Dataset, rules: &DecodeRules) -> Option<Unusable>
         return None;
     }
     let mut flaws = Vec::new();
-    for id in inspected(dataset) {
+    for id in dataset.spread(N_INSPECTED) {
         let flaw = match dataset.read(id) {
             Ok(sample) => Flaw::find(&sample.image.files(), rules)?,
             Err(error) if error.is_sample_error() => {
@@ -76,7 +76,7 @@ pub fn measure_constants(dataset: &Dataset, rules: &DecodeRules) -> Option<Const
     }
     let mut sums = ChannelSums::default();
     let mut n_images = 0;
-    for id in inspected(dataset) {
+    for id in dataset.spread(N_INSPECTED) {
         let sample = dataset.read(id).ok()?;
         let image = Image::decode(&sample.image.files(), &rules).ok()?;
         let image_sums = ChannelSums::from_image(&image);
@@ -93,13 +93,6 @@ pub fn measure_constants(dataset: &Dataset, rules: &DecodeRules) -> Option<Const
     let mean = mean.into_iter().map(|value| value as f32).collect();
     let std = deviation.into_iter().map(|value| value as f32).collect();
     Some(Constants { n_images, mean, std })
-}
-
-/// Returns the samples of `dataset` that are inspected.
-fn inspected(dataset: &Dataset) -> impl Iterator<Item = SampleId> {
-    let n = dataset.n_samples();
-    let n_inspected = n.min(N_INSPECTED);
-    (0..n_inspected).map(move |index| SampleId(index * n / n_inspected))
 }
 
 /// Returns the format that the headers of an image's files state; `None` if they cannot be read.

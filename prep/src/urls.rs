@@ -27,6 +27,7 @@ use crate::classes::{Classes, write_classes};
 use crate::error::PrepError;
 use crate::folder_lock::lock_for;
 use crate::host_queue::HostQueue;
+use crate::lazy_shard::LazyShard;
 use crate::list;
 use crate::list::ListRow;
 use crate::order::shuffle;
@@ -111,8 +112,7 @@ struct Fetched {
 
 /// A shard that is being written.
 struct Open {
-    /// The file, once a row has been fetched.
-    file: Option<ShardFile>,
+    shard: LazyShard,
     failures: Vec<Value>,
     n_left: usize,
 }
@@ -320,8 +320,12 @@ impl<'a> Writer<'a> {
     fn add(&mut self, index: usize, fetched: Result<Fetched, String>) -> Result<bool, PrepError> {
         let shard = index / self.n;
         let n_left = self.row_range(shard).len();
-        let open =
-            self.open.entry(shard).or_insert_with(|| Open { file: None, failures: Vec::new(), n_left });
+        let path = shard_path(self.job, shard);
+        let open = self.open.entry(shard).or_insert_with(|| Open {
+            shard: LazyShard::new(path),
+            failures: Vec::new(),
+            n_left,
+        });
         let row = &self.rows[index];
         match fetched {
             Err(reason) => {
@@ -337,12 +341,7 @@ impl<'a> Writer<'a> {
             Ok(fetched) => {
                 self.totals.n_fetched += 1;
                 self.totals.bytes += fetched.image.len() as u64;
-                if open.file.is_none() {
-                    open.file = Some(ShardFile::create(&shard_path(self.job, shard))?);
-                }
-                if let Some(file) = &mut open.file {
-                    write(file, index, row, &fetched, self.classes)?;
-                }
+                write(open.shard.file()?, index, row, &fetched, self.classes)?;
             }
         }
         open.n_left -= 1;
@@ -443,9 +442,7 @@ impl Open {
     fn finish(self, list: &Path) -> Result<(), PrepError> {
         let text: String = self.failures.iter().flat_map(|row| [row.to_string(), "\n".into()]).collect();
         file::replace(list, text.as_bytes()).map_err(|error| PrepError::io("write", list, error))?;
-        if let Some(file) = self.file {
-            file.finish()?;
-        }
+        self.shard.finish()?;
         Ok(())
     }
 }

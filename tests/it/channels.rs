@@ -203,7 +203,7 @@ fn unusable_images_say_what_they_have_in_common() {
     }
 }
 
-/// Files of one band each are joined to one sample, with their class and columns.
+/// Files of one band each are joined to one sample, with their class, columns and mask.
 #[test]
 fn files_of_bands_are_joined() {
     let world = World::new(4);
@@ -216,6 +216,7 @@ fn files_of_bands_are_joined() {
     }
     fs::write(folder.join("t1.cls"), "7").unwrap();
     fs::write(folder.join("t1.json"), r#"{"orbit": 22}"#).unwrap();
+    fs::write(folder.join("t1.seg.png"), golden("gray.png")).unwrap();
     let out = world.text("joined");
     ok(&world.ocelli(&["shards", "pack", &world.text("sentinel"), "--out", &out, "--bands"]));
     let dataset = open(&world, &out).unwrap();
@@ -229,6 +230,8 @@ fn files_of_bands_are_joined() {
     check(&first.image.files(), &rules(5, Depth::Sixteen), &values(false), "bands of a sample");
     let columns = dataset.member(first.id, &["json"]).unwrap().unwrap();
     assert!(String::from_utf8(columns).unwrap().contains("\"orbit\":22"));
+    assert_eq!(dataset.member(first.id, &["seg.png"]).unwrap(), Some(golden("gray.png")));
+    assert_eq!(dataset.member(second.id, &["seg.png"]).unwrap(), None);
     ok(&world.ocelli(&["shards", "verify", &out]));
     // Read as RGB, such a sample is refused with its format.
     let refused = Image::decode(&first.image.files(), &DecodeRules::default()).unwrap_err();

@@ -58,7 +58,7 @@ fn draw(number: u32, classes: &[&str]) -> Vec<u8> {
 /// Writes a shard `sets/NAME-000000.tar` of the images `numbers`, with lists of their classes, and
 /// of one more image that states nothing about its classes. Returns the path.
 fn write_several(world: &World, name: &str, numbers: Range<u32>) -> String {
-    let limits = ShardLimits { max_samples: 1000, max_bytes: 1 << 30 };
+    let limits = ShardLimits { max_samples: 1000, max_bytes: Some(1 << 30) };
     let mut writer = ShardWriter::new(&world.path("sets"), name, limits).unwrap();
     for number in numbers {
         let classes = classes_of(number);
@@ -120,20 +120,22 @@ fn mean_average_precision(world: &World, path: &Path) -> f64 {
 }
 
 /// An empty list says that an image is of no class; a negative number, or nothing at all, does not.
+/// The class member decides if there is one.
 #[test]
 fn images_state_that_they_are_of_no_class() {
     let world = World::new(2);
-    let cases: [(&[(&str, &str)], bool); 8] = [
+    let cases: [(&[(&str, &str)], bool); 9] = [
         (&[("json", "{\"labels\": []}")], true),
         (&[("json", "{\"label\": []}")], true),
         (&[("cls", "")], true),
-        (&[("cls", "-1"), ("json", "{\"labels\": []}")], true),
+        (&[("cls", ""), ("json", "{\"labels\": [\"cat\"]}")], true),
+        (&[("cls", "-1"), ("json", "{\"labels\": []}")], false),
         (&[("cls", "-1")], false),
         (&[("json", "{\"label\": null}")], false),
         (&[("json", "{\"labels\": [\"cat\"]}")], false),
         (&[], false),
     ];
-    let limits = ShardLimits { max_samples: 1000, max_bytes: 1 << 30 };
+    let limits = ShardLimits { max_samples: 1000, max_bytes: Some(1 << 30) };
     let mut writer = ShardWriter::new(&world.path("sets"), "none", limits).unwrap();
     for (number, (members, _)) in cases.iter().enumerate() {
         let image = draw(number as u32, &[]);
@@ -285,7 +287,7 @@ fn labels_and_settings_that_do_not_fit_are_refused() {
 /// Writes a shard `sets/NAME-000000.tar` of 90 images of the class common, 10 of the class rare,
 /// and 3 without a class.
 fn write_unbalanced(world: &World, name: &str) {
-    let limits = ShardLimits { max_samples: 1000, max_bytes: 1 << 30 };
+    let limits = ShardLimits { max_samples: 1000, max_bytes: Some(1 << 30) };
     let mut writer = ShardWriter::new(&world.path("sets"), name, limits).unwrap();
     for number in 0..103 {
         let image = draw(number, &[]);

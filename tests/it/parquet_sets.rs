@@ -183,6 +183,29 @@ fn write_candidates(path: &Path, images: &[Vec<u8>], species: &[Option<&str>], s
     writer.close().unwrap();
 }
 
+/// A row without a class in the column that is named is of an unknown class, even if an empty list
+/// under `label` would state that it is of none.
+#[test]
+fn an_empty_list_in_another_column_states_nothing() {
+    let world = World::new(2);
+    let images: Vec<Vec<u8>> = (0..2).map(|id| read_image(&world.dataset(), id)).collect();
+    let schema = "message schema { required binary image; optional binary species (UTF8); \
+        optional group label (LIST) { repeated group list { optional int64 element; } } }";
+    let mut writer = create(&world.path("set.parquet"), schema, WriterProperties::default());
+    let mut group = writer.next_row_group().unwrap();
+    write_bytes(&mut group, &images);
+    write_column::<ByteArrayType>(&mut group, &[ByteArray::from("cat")], Some(&[1, 0]), None);
+    write_column::<Int64Type>(&mut group, &[], Some(&[1, 1]), Some(&[0, 0]));
+    group.close().unwrap();
+    writer.close().unwrap();
+    for column in ["species", "label"] {
+        let (set, _) = subset(&world, "set.parquet", column, &world.text(column));
+        let second = pipeline::SampleId(1);
+        assert!(set.classes(second).unwrap().is_empty());
+        assert_eq!(set.states_no_class(second).unwrap(), column == "label");
+    }
+}
+
 /// A row without a class in the column that is named has none, whatever is under `label`, and
 /// values that are no classes are told, as in a list.
 #[test]

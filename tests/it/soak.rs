@@ -26,7 +26,7 @@ fn resident_mb() -> f64 {
 #[ignore = "minutes"]
 fn memory_stays_constant_over_a_long_stream_with_bad_samples() {
     let folder = tempfile::tempdir().unwrap();
-    let limits = ShardLimits { max_samples: 5_000, max_bytes: u64::MAX };
+    let limits = ShardLimits { max_samples: 5_000, max_bytes: None };
     let mut writer = ShardWriter::new(&folder.path().join("data"), "t", limits).unwrap();
     let images: Vec<Vec<u8>> = (1..17)
         .map(|seed: u32| {

@@ -226,7 +226,7 @@ pub(crate) fn encode_png(picture: &image::DynamicImage) -> Vec<u8> {
 /// Creates the writer of a shard in `folder` whose name begins with `prefix`, for at most 1,000
 /// samples.
 pub(crate) fn shard_writer(folder: &Path, prefix: &str) -> ShardWriter {
-    let limits = ShardLimits { max_samples: 1000, max_bytes: 1 << 30 };
+    let limits = ShardLimits { max_samples: 1000, max_bytes: Some(1 << 30) };
     ShardWriter::new(folder, prefix, limits).unwrap()
 }
 

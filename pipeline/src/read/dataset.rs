@@ -347,13 +347,12 @@ impl Dataset {
             return Ok(None);
         }
         let n_max = MAX_SAMPLED_IMAGES.min(self.n_samples);
-        let total_bytes: u64 =
-            (0..n_max).map(|index| self.sample_bytes(self.evenly_spread(index, n_max))).sum();
+        let total_bytes: u64 = self.spread(n_max).map(|id| self.sample_bytes(id)).sum();
         let mean_bytes = total_bytes / n_max.max(1) + 1;
         let n_sampled = (MAX_SAMPLED_BYTES / mean_bytes).clamp(4, MAX_SAMPLED_IMAGES).min(self.n_samples);
         let mut hash = Xxh3::new();
-        for index in 0..n_sampled {
-            match self.read(self.evenly_spread(index, n_sampled)) {
+        for id in self.spread(n_sampled) {
+            match self.read(id) {
                 Ok(sample) => {
                     for file in sample.image.files() {
                         hash.update(file);
@@ -368,9 +367,12 @@ impl Dataset {
         Ok(Some(hash.digest()))
     }
 
-    /// Returns sample `index` of `n` that are evenly spread over the data set.
-    fn evenly_spread(&self, index: u64, n: u64) -> SampleId {
-        SampleId((u128::from(index) * u128::from(self.n_samples) / u128::from(n.max(1))) as u64)
+    /// Returns `n` samples that are evenly spread over the data set; all if it has fewer.
+    pub fn spread(&self, n: u64) -> impl Iterator<Item = SampleId> {
+        let n_samples = u128::from(self.n_samples);
+        let n = n.min(self.n_samples);
+        // In 128 bits: the product may not fit into 64.
+        (0..n).map(move |index| SampleId((u128::from(index) * n_samples / u128::from(n)) as u64))
     }
 
     /// Returns the shards, in the order of the list.

@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 
 use crate::words::counted;
 
-/// Text of a class member of a sample that has no class, even if it is in a folder or has a column
-/// that would state one.
+/// Text of a class member of a sample whose class is not known, even if it is in a folder or has a
+/// column that would state one.
 pub const NO_CLASS: &str = "-1";
 
 /// Names of the columns of a sample that state its class, the first of which counts.
@@ -65,6 +65,16 @@ pub fn classes_of(columns: &Columns) -> Vec<String> {
         None => &[],
     };
     distinct(values.iter().filter_map(class_of))
+}
+
+/// Returns whether the columns of a sample state that it is of no class: by an empty list.
+pub fn states_no_class(columns: &Columns) -> bool {
+    stated_class(columns).and_then(Value::as_array).is_some_and(Vec::is_empty)
+}
+
+/// Returns whether the columns of a sample state classes, or that there are none.
+pub fn states_classes(columns: &Columns) -> bool {
+    states_no_class(columns) || !classes_of(columns).is_empty()
 }
 
 /// Removes duplicates, which detection data sets have: they state a class for each box. The order

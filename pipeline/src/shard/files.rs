@@ -117,8 +117,7 @@ enum Content {
 
 impl Store for Files {
     fn read_at(&self, offset_bytes: u64, buffer: &mut [u8]) -> Result<(), PipelineError> {
-        let at = self.members.partition_point(|(start, _)| *start <= offset_bytes);
-        match at.checked_sub(1).map(|at| &self.members[at].1) {
+        match self.content_at(offset_bytes) {
             Some(Content::Text(text)) if text.len() == buffer.len() => {
                 buffer.copy_from_slice(text.as_bytes())
             }
@@ -139,9 +138,23 @@ impl Store for Files {
     fn content_hash(&self) -> Result<u64, PipelineError> {
         Ok(self.stamps)
     }
+
+    fn single_file(&self, offset_bytes: u64) -> Option<&Path> {
+        match self.content_at(offset_bytes)? {
+            Content::File(path) => Some(path),
+            Content::Text(_) => None,
+        }
+    }
 }
 
 impl Files {
+    /// Returns the content of the member that holds the byte at `offset_bytes`.
+    fn content_at(&self, offset_bytes: u64) -> Option<&Content> {
+        let n_before = self.members.partition_point(|(start, _)| *start <= offset_bytes);
+        let (_, content) = self.members.get(n_before.checked_sub(1)?)?;
+        Some(content)
+    }
+
     /// Fills `buffer` with the file at `path`, which must have the same length.
     ///
     /// # Errors
@@ -195,6 +208,7 @@ mod tests {
         assert_eq!(shard.classes(0).expect("read"), ["cat"]);
         assert_eq!((shard.label(1).expect("read"), shard.label(2).expect("read")), (None, Some(3)));
         assert_eq!(shard.members(2).expect("read").len(), 2);
+        assert_eq!(shard.single_file(1), Some(folder.path().join("b.jpg").as_path()));
     }
 
     fn fingerprint(folder: &Path, class: Option<&str>) -> u64 {

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::PipelineError;
-use crate::shard::classes::{Columns, canonical_class, classes_of, distinct, stated_class};
+use crate::shard::classes::{Columns, canonical_class, classes_of, distinct, stated_class, states_no_class};
 use crate::shard::image::{EncodedImage, image_members};
 use crate::shard::index::{Member, ShardIndex, short_checksum};
 use crate::shard::store::{CacheUse, LocalStore, Store};
@@ -137,6 +137,11 @@ impl Shard {
         without_current_folder(self.index.key(i))
     }
 
+    /// Returns the file of sample `i`'s image; `None` for a sample of a shard.
+    pub fn single_file(&self, i: usize) -> Option<&Path> {
+        self.store.single_file(self.offset_bytes(i))
+    }
+
     /// Returns the offset of sample `i`'s first member, in bytes.
     pub fn offset_bytes(&self, i: usize) -> u64 {
         self.index.members(i).next().map_or(0, |member| member.offset_bytes)
@@ -206,24 +211,18 @@ impl Shard {
         Ok(self.class_folder(i).into_iter().collect())
     }
 
-    /// Returns whether sample `i` states that it is of no class: by an empty class member, or by an
-    /// empty list under `label` or `labels` in its `.json`. A negative number does not, as it also
-    /// stands for a class that is not known.
+    /// Returns whether sample `i` states that it is of no class: by an empty class member, or,
+    /// without one, by an empty list under `label` or `labels` in its `.json`. A negative number
+    /// does not: the class is not known.
     ///
     /// # Errors
     /// As [`Shard::image`].
     pub fn states_no_class(&self, i: usize) -> Result<bool, PipelineError> {
         if let Some(text) = self.class_member(i)? {
-            if text.trim().is_empty() {
-                return Ok(true);
-            }
-            if text.lines().any(|line| canonical_class(line).is_some()) {
-                return Ok(false);
-            }
+            return Ok(text.trim().is_empty());
         }
-        let Some(columns) = self.columns_with_class(i)? else { return Ok(false) };
-        let stated = stated_class(&columns).and_then(serde_json::Value::as_array);
-        Ok(stated.is_some_and(Vec::is_empty))
+        let columns = self.columns_with_class(i)?;
+        Ok(columns.is_some_and(|columns| states_no_class(&columns)))
     }
 
     /// Returns whether the class of sample `i` comes from the name of its folder.

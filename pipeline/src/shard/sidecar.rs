@@ -66,8 +66,7 @@ pub fn build_checked(path: &Path) -> Result<ShardIndex, PipelineError> {
 /// Builds the index of an open file like [`build_checked`]; `path` is for messages only.
 pub(crate) fn build_checked_from(file: &File, path: &Path) -> Result<ShardIndex, PipelineError> {
     let mut index = walk(file, path, true)?;
-    let (checksum, _) =
-        hash::hash_file(file, false).map_err(|error| PipelineError::io("read", path, error))?;
+    let checksum = hash::xxh3_of_file(file).map_err(|error| PipelineError::io("read", path, error))?;
     index.checksum = Some(checksum);
     Ok(index)
 }

@@ -34,6 +34,12 @@ pub trait Store: Send + Sync {
         None
     }
 
+    /// Returns the file that holds the byte at `offset_bytes`; `None` for a shard, which is one
+    /// file for all samples.
+    fn single_file(&self, _offset_bytes: u64) -> Option<&Path> {
+        None
+    }
+
     /// Starts fetching the shard in the background, if it has to be fetched.
     fn prefetch(self: Arc<Self>) {}
 }
@@ -99,8 +105,7 @@ impl Store for LocalStore {
 
     fn content_hash(&self) -> Result<u64, PipelineError> {
         let file = self.file()?;
-        let (hash, _) =
-            hash::hash_file(&file, false).map_err(|error| PipelineError::io("read", &self.path, error))?;
+        let hash = hash::xxh3_of_file(&file).map_err(|error| PipelineError::io("read", &self.path, error))?;
         let metadata = file.metadata().map_err(|error| PipelineError::io("read", &self.path, error))?;
         if !FileStamp::from_metadata(&metadata).has_bytes_of(&self.stamp) {
             let reason = "it is changing while being read".into();

@@ -22,15 +22,16 @@ use crate::shard::sidecar;
 pub struct ShardLimits {
     /// Maximum number of samples in a shard.
     pub max_samples: u64,
-    /// Maximum size of a shard in bytes, headers and padding included.
-    pub max_bytes: u64,
+    /// Maximum size of a shard in bytes, headers and padding included; `None` for any size.
+    pub max_bytes: Option<u64>,
 }
 
 impl ShardLimits {
     /// Returns whether a shard of `n_samples` and `bytes` has no room for another sample of
     /// `sample_bytes`. One sample always fits.
     fn is_full(&self, n_samples: u64, bytes: u64, sample_bytes: u64) -> bool {
-        let is_too_large = bytes.saturating_add(sample_bytes) > self.max_bytes;
+        let size_bytes = bytes.saturating_add(sample_bytes);
+        let is_too_large = self.max_bytes.is_some_and(|max_bytes| size_bytes > max_bytes);
         n_samples > 0 && (n_samples >= self.max_samples || is_too_large)
     }
 }
@@ -350,7 +351,7 @@ mod tests {
     #[test]
     fn the_sidecar_equals_a_walk_over_the_headers() {
         let folder = tempfile::tempdir().expect("temporary folder");
-        let limits = ShardLimits { max_samples: 4, max_bytes: u64::MAX };
+        let limits = ShardLimits { max_samples: 4, max_bytes: None };
         let paths = write(folder.path(), limits);
         assert_eq!(paths.len(), 3);
         for path in paths {
@@ -377,7 +378,7 @@ mod tests {
 
     #[test]
     fn equal_samples_give_equal_shards_within_the_limits() {
-        let limits = ShardLimits { max_samples: u64::MAX, max_bytes: 8 << 10 };
+        let limits = ShardLimits { max_samples: u64::MAX, max_bytes: Some(8 << 10) };
         let a = tempfile::tempdir().expect("a");
         let b = tempfile::tempdir().expect("b");
         let paths_a = write(a.path(), limits);
@@ -385,7 +386,7 @@ mod tests {
         assert!(paths_a.len() > 1);
         for (a, b) in paths_a.iter().zip(&paths_b) {
             let bytes = fs::read(a).expect("a");
-            assert!(bytes.len() as u64 <= limits.max_bytes, "{} bytes", bytes.len());
+            assert!(bytes.len() <= 8 << 10, "{} bytes", bytes.len());
             assert_eq!(bytes, fs::read(b).expect("b"));
         }
     }
@@ -394,7 +395,7 @@ mod tests {
     fn resumed_writer_writes_missing_shards() {
         let complete = tempfile::tempdir().expect("a");
         let resumed = tempfile::tempdir().expect("b");
-        let limits = ShardLimits { max_samples: 4, max_bytes: u64::MAX };
+        let limits = ShardLimits { max_samples: 4, max_bytes: None };
         write(complete.path(), limits);
         write(resumed.path(), limits);
         fs::remove_file(resumed.path().join("t-000001.tar")).expect("removed");
@@ -415,9 +416,9 @@ mod tests {
     #[test]
     fn planned_shards_are_those_that_are_written() {
         for limits in [
-            ShardLimits { max_samples: 4, max_bytes: u64::MAX },
-            ShardLimits { max_samples: u64::MAX, max_bytes: 8 << 10 },
-            ShardLimits { max_samples: 3, max_bytes: 4 << 10 },
+            ShardLimits { max_samples: 4, max_bytes: None },
+            ShardLimits { max_samples: u64::MAX, max_bytes: Some(8 << 10) },
+            ShardLimits { max_samples: 3, max_bytes: Some(4 << 10) },
         ] {
             let folder = tempfile::tempdir().expect("temporary folder");
             let sizes: Vec<u64> = (0..10)
@@ -431,7 +432,7 @@ mod tests {
                 plan_shards(&sizes, limits).iter().map(ExactSizeIterator::len).collect();
             assert_eq!(planned, written);
         }
-        assert!(plan_shards(&[], ShardLimits { max_samples: 1, max_bytes: 1 }).is_empty());
+        assert!(plan_shards(&[], ShardLimits { max_samples: 1, max_bytes: Some(1) }).is_empty());
     }
 
     /// The file of a killed writer is not a shard, and does not block the next writer.
@@ -443,14 +444,14 @@ mod tests {
         file.add("0", &[("jpg", b"x")]).expect("added");
         drop(file);
         assert!(!path.exists());
-        write(folder.path(), ShardLimits { max_samples: 100, max_bytes: u64::MAX });
+        write(folder.path(), ShardLimits { max_samples: 100, max_bytes: None });
         assert_eq!(sidecar::open(&path).expect("sidecar").len(), 10);
     }
 
     #[test]
     fn existing_shards_are_not_overwritten() {
         let folder = tempfile::tempdir().expect("temporary folder");
-        let limits = ShardLimits { max_samples: 100, max_bytes: u64::MAX };
+        let limits = ShardLimits { max_samples: 100, max_bytes: None };
         write(folder.path(), limits);
         let mut writer = ShardWriter::new(folder.path(), "t", limits).expect("folder");
         let error = writer.add("0", &[("jpg", b"x")]).expect_err("exists");

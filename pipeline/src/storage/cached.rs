@@ -63,9 +63,8 @@ impl Store for CachedStore {
 
     fn content_hash(&self) -> Result<u64, PipelineError> {
         let file = self.file()?;
-        let (hash, _) = hash::hash_file(&file, false)
-            .map_err(|error| PipelineError::io("read the cached copy of", self.name().as_ref(), error))?;
-        Ok(hash)
+        hash::xxh3_of_file(&file)
+            .map_err(|error| PipelineError::io("read the cached copy of", self.name().as_ref(), error))
     }
 
     fn cache_use(&self) -> Option<CacheUse> {

@@ -17,8 +17,9 @@ const VERSION: u32 = 3;
 
 /// Version of the rules by which a Parquet file is converted into a tar: 2 since images are
 /// recognized by their bytes, 3 since a list of classes becomes classes, 4 since the column that
-/// the user names is the only one of classes.
-const PARQUET_VERSION: u32 = 4;
+/// the user names is the only one of classes, 5 since an empty list in another column states
+/// nothing.
+const PARQUET_VERSION: u32 = 5;
 
 /// Parts of the names of options that select the endpoint or the account of a bucket.
 const ACCOUNT_OPTIONS: [&str; 3] = ["ENDPOINT", "ACCOUNT_NAME", "BASE_URL"];

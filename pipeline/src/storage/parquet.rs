@@ -24,7 +24,7 @@ use super::config::ColumnNames;
 use crate::PipelineError;
 use crate::magic::{FileKind, START_BYTES, recognize};
 use crate::remote::Sink;
-use crate::shard::classes::{CLASS_COLUMNS, ClassColumn, NO_CLASS, classes_of};
+use crate::shard::classes::{CLASS_COLUMNS, ClassColumn, NO_CLASS, states_classes};
 
 /// First bytes of the formats of images, and their extensions.
 const FORMATS: [(&[u8], &str); 13] = [
@@ -229,7 +229,7 @@ fn append_row(
         }
     }
     let has_class = class.is_some();
-    if !has_class && !classes_of(&columns).is_empty() {
+    if !has_class && states_classes(&columns) {
         // Another column has the name of one of classes.
         class = Some(NO_CLASS.into());
     }

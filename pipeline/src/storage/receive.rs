@@ -10,6 +10,7 @@ use md5::{Digest, Md5};
 
 use super::config::StorageConfig;
 use super::parquet::write_tar;
+use super::verify::check_md5;
 use crate::PipelineError;
 use crate::hash::hex;
 use crate::magic::START_BYTES;
@@ -99,11 +100,10 @@ pub(crate) fn stream_tar<'c>(
         (result, hashing.md5)
     };
     result.map_err(|failure| fetch_error(&source.url, failure))?;
-    if let (Some(md5), Some(stated)) = (md5.map(hex), &source.md5)
-        && !md5.eq_ignore_ascii_case(stated)
+    if let Some(stated) = &source.md5
+        && let Some(md5) = md5
     {
-        let reason = format!("its list says MD5 {stated}, but it has {md5}");
-        return Err(PipelineError::ShardMismatch { shard: source.url.to_string(), reason });
+        check_md5(source.url.to_string(), stated, &hex(md5))?;
     }
     Ok(())
 }

@@ -29,18 +29,30 @@ pub(super) fn verify(
         return Err(PipelineError::BadIndex { path: index_path.to_path_buf(), reason });
     }
     // The MD5 covers the stored bytes, which are kept only if they are a tar.
-    let stated_md5 = source.md5.as_ref().filter(|_| source.url.is_plain_tar());
-    let (xxh3, md5) = hash::hash_file(file, stated_md5.is_some())
-        .map_err(|error| PipelineError::io("read", &name, error))?;
-    if let (Some(stated), Some(md5)) = (stated_md5, md5)
-        && !md5.eq_ignore_ascii_case(stated)
-    {
-        let reason = format!("its list says MD5 {stated}, but it has {md5}");
-        return Err(PipelineError::ShardMismatch { shard: shard.name(), reason });
-    }
+    let xxh3 = match source.md5.as_ref().filter(|_| source.url.is_plain_tar()) {
+        Some(stated) => {
+            let hashes =
+                hash::hashes_of_file(file).map_err(|error| PipelineError::io("read", &name, error))?;
+            check_md5(shard.name(), stated, &hashes.md5)?;
+            hashes.xxh3
+        }
+        None => hash::xxh3_of_file(file).map_err(|error| PipelineError::io("read", &name, error))?,
+    };
     if index.checksum.is_some_and(|checksum| checksum != xxh3) {
         let reason = "its checksum differs".into();
         return Err(PipelineError::ShardMismatch { shard: shard.name(), reason });
     }
     Ok(())
+}
+
+/// Checks the MD5 of the stored bytes of `shard` against the one that its list states.
+///
+/// # Errors
+/// [`PipelineError::ShardMismatch`].
+pub(super) fn check_md5(shard: String, stated: &str, md5: &str) -> Result<(), PipelineError> {
+    if md5.eq_ignore_ascii_case(stated) {
+        return Ok(());
+    }
+    let reason = format!("its list says MD5 {stated}, but it has {md5}");
+    Err(PipelineError::ShardMismatch { shard, reason })
 }

@@ -20,8 +20,13 @@ pub(crate) struct LimitFlags {
 impl LimitFlags {
     /// Returns the form of the shards.
     pub(crate) fn options(&self) -> SampleOptions {
-        let max_bytes = if self.bytes_per_shard == 0 { u64::MAX } else { self.bytes_per_shard };
+        let max_bytes = max_bytes(self.bytes_per_shard);
         let limits = ShardLimits { max_samples: self.samples_per_shard, max_bytes };
         SampleOptions { limits, renumber: self.renumber }
     }
+}
+
+/// Returns the maximum size of a shard for the number of a flag, of which 0 sets no limit.
+pub(crate) fn max_bytes(bytes_per_shard: u64) -> Option<u64> {
+    (bytes_per_shard > 0).then_some(bytes_per_shard)
 }

@@ -15,6 +15,7 @@ use report::shell_quote;
 use crate::console::say;
 use crate::parts::PartFlags;
 use crate::progress::{StageBar, format_time};
+use crate::shards::limits::max_bytes;
 use crate::storage::jitter_seed;
 
 /// Flags of `shards pack`.
@@ -107,7 +108,7 @@ struct WebFlags {
 impl Args {
     /// Returns the job that the flags describe; `columns` are those that the user has named.
     fn job<'a>(&'a self, columns: &'a ColumnNames) -> PackJob<'a> {
-        let max_bytes = if self.bytes_per_shard == 0 { u64::MAX } else { self.bytes_per_shard };
+        let max_bytes = max_bytes(self.bytes_per_shard);
         PackJob {
             input: &self.input,
             columns,

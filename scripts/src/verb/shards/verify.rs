@@ -10,6 +10,7 @@ use prep::parts::ReadJob;
 use prep::verify::verify;
 use serde_json::json;
 
+use crate::exit::DATA;
 use crate::network_flags::ValueFlags;
 use crate::parts::{PartFlags, result_of_all};
 use crate::progress::StageBar;
@@ -62,5 +63,5 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         out!("{line}");
     }
     verified.check_images(&args.shards)?;
-    Ok(if verified.is_good() { ExitCode::SUCCESS } else { ExitCode::from(3) })
+    Ok(if verified.is_good() { ExitCode::SUCCESS } else { ExitCode::from(DATA) })
 }
