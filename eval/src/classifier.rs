@@ -151,7 +151,7 @@ pub fn classify(
     cache: Option<&FeatureCache>,
     progress: &dyn Progress,
 ) -> Result<Classified, EvalError> {
-    let wanted = FeatureKind::Vectors { n_levels: 1, average: false };
+    let wanted = FeatureKind::LAST_LEVEL;
     let table = features(cache, network, images, wanted, progress)?;
     let n_bad = images.len() - table.len();
     if head.is_multi_label {

@@ -35,7 +35,9 @@ pub use classifier::{
 pub use error::EvalError;
 pub use features::cache::{FeatureCache, features};
 pub use features::columns::{Columns, FeatureKind};
-pub use features::extract::{Attention, class_attention, extract, extraction_bytes, pixels};
+pub use features::extract::{
+    Attention, check_image_size, class_attention, extract, extraction_bytes, pixels,
+};
 pub use features::set::FeatureSet;
 pub use features::table::Table;
 pub use images::ImageSet;

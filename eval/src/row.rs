@@ -187,13 +187,19 @@ impl EvaluationRow {
 
     /// Returns the name of the score in trackers, in a run whose evaluated network is `evaluated`.
     /// Scores that may not be compared have different names: besides the metric, the test set, the
-    /// network and the side of the images, a name contains the training set, its number of images,
-    /// and the settings of the protocol, what is looked for first coming first. Names differ from
-    /// those of the run's probe.
+    /// network and the side of the images (and the short side before the crop, unless that is 8/7
+    /// of it), a name contains the training set, its number of images, and the settings of the
+    /// protocol, what is looked for first coming first. Names differ from those of the run's probe.
     pub fn score_name(&self, evaluated: &str) -> String {
         let network = if self.about.network == evaluated { "evaluated" } else { &self.about.network };
-        let size_px = self.about.transform.map_or(0, |transform| transform.size_px);
-        let mut name = format!("eval/{}/{}/{network}/{size_px}px", self.metric, self.test.set);
+        let size = match self.about.transform {
+            None => "0px".to_string(),
+            Some(transform) if transform == Transform::new(transform.size_px) => {
+                format!("{}px", transform.size_px)
+            }
+            Some(Transform { resize_px, size_px }) => format!("{size_px}px-of-{resize_px}px"),
+        };
+        let mut name = format!("eval/{}/{}/{network}/{size}", self.metric, self.test.set);
         if let Some(train) = self.train.as_ref().filter(|train| !train.set.is_empty()) {
             name += &format!("/{}", train.set);
             name += &train.images.map_or_else(String::new, |images| format!("-{images}"));
@@ -330,15 +336,20 @@ mod tests {
         let others = [
             knn_row("student", 5000, knn.clone(), 0),
             knn_row("teacher", 40_000, knn.clone(), 0),
-            knn_row("teacher", 5000, knn, 1),
+            knn_row("teacher", 5000, knn.clone(), 1),
             knn_row("teacher", 5000, serde_json::json!({ "temperature": 0.1 }), 0),
             knn_row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.2] }), 0),
             knn_row("teacher", 5000, serde_json::json!({ "rates": [0.1, 0.3] }), 0),
         ];
         let mut names: Vec<String> = others.iter().map(|row| row.score_name("teacher")).collect();
+        let mut resized = knn_row("teacher", 5000, knn, 0);
+        resized.about.transform = Some(Transform { resize_px: 32, size_px: 32 });
+        let resized = resized.score_name("teacher");
+        assert!(resized.starts_with("eval/knn_20/cifar/test/evaluated/32px-of-32px/"), "{resized}");
         names.push(name);
+        names.push(resized);
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), 7, "{names:?}");
+        assert_eq!(names.len(), 8, "{names:?}");
     }
 }

@@ -137,7 +137,7 @@ fn outcome_row(metric: &str, outcome: &Outcome, test: ImageSetInfo, about: Netwo
 
 /// Returns the row of `number`, the score `metric` on the images `test`, and of nothing else;
 /// `about` describes the network.
-fn number_row(metric: &str, number: Number, test: ImageSetInfo, about: NetworkInfo) -> EvaluationRow {
+pub fn number_row(metric: &str, number: Number, test: ImageSetInfo, about: NetworkInfo) -> EvaluationRow {
     EvaluationRow {
         metric: metric.into(),
         number,

@@ -19,7 +19,7 @@ use pipeline::Progress;
 use rayon::prelude::*;
 
 use crate::EvalError;
-use crate::features::extract::{batch_size, check_finite, no_images};
+use crate::features::extract::{batch_size, check_finite, check_image_size, no_images};
 use crate::images::ImageSet;
 use crate::parallel::try_collect;
 use crate::statistics::argmax;
@@ -161,11 +161,7 @@ pub fn mask_pictures(
 /// Returns the decoder of `head` on the device of `network`, which scores images of the size of
 /// `images`.
 fn scorer(network: &Network, head: &PixelHead, images: &ImageSet) -> Result<PixelScorer, EvalError> {
-    let image_px = images.transform.size_px as usize;
-    let stride_px = network.model.stride_px();
-    if image_px == 0 || !image_px.is_multiple_of(stride_px) {
-        return Err(EvalError::ImageSize { image_px, stride_px });
-    }
+    check_image_size(images.transform.size_px as usize, network.model.stride_px())?;
     Ok(head.scorer(network.model.width(), network.device())?)
 }
 

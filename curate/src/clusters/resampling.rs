@@ -8,7 +8,7 @@ use ranks::communicator::Communicator;
 
 use super::kmeans::{Clustering, KMeans};
 use super::nearest::{Assignment, assign_rows};
-use super::sums::by_cluster;
+use super::sums::RowsByCluster;
 use crate::CurateError;
 use crate::centers::Centers;
 use crate::draw::Draw;
@@ -53,16 +53,17 @@ pub(super) fn resample(
 
 /// Returns up to `n_rows` rows of each cluster, those nearest to its center, in their order.
 fn nearest_of_each(nearest: &[NearestCenter], n_clusters: usize, n_rows: usize) -> Vec<u32> {
-    let (starts, mut order) = by_cluster(nearest, n_clusters);
+    let clusters = RowsByCluster::new(nearest, n_clusters);
     let mut chosen = Vec::new();
-    for ends in starts.windows(2) {
-        let members = &mut order[ends[0]..ends[1]];
+    for cluster in 0..n_clusters {
+        let mut members = clusters.rows_of(cluster).to_vec();
         members.sort_unstable_by(|a, b| {
             let distance = nearest[*a as usize].distance;
             let other_distance = nearest[*b as usize].distance;
             distance.total_cmp(&other_distance).then(a.cmp(b))
         });
-        chosen.extend(members.iter().take(n_rows.max(1)));
+        members.truncate(n_rows.max(1));
+        chosen.extend(members);
     }
     chosen.sort_unstable();
     chosen

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::kmeans::KMeans;
 use super::nearest::Assignment;
-use super::sums::by_cluster;
+use super::sums::RowsByCluster;
 use crate::CurateError;
 use crate::draw::Draw;
 use crate::rows::SelectedRows;
@@ -27,7 +27,7 @@ pub(super) fn split(
 ) -> Result<Assignment, CurateError> {
     let d = rows.width();
     let n_clusters = assignment.centers.len() / d;
-    let (starts, order) = by_cluster(&assignment.nearest, n_clusters);
+    let clusters = RowsByCluster::new(&assignment.nearest, n_clusters);
     let topology = ranks.topology();
     let draw = Draw::new(settings.seed, "splits");
     progress.begin("splits", (n_clusters / topology.world_size) as u64);
@@ -35,7 +35,7 @@ pub(super) fn split(
     let messages: Vec<Vec<u32>> = local
         .par_iter()
         .map(|cluster| -> Result<Vec<u32>, CurateError> {
-            let members = &order[starts[*cluster]..starts[cluster + 1]];
+            let members = clusters.rows_of(*cluster);
             let settings = KMeans {
                 n_clusters: n_splits.min(members.len()),
                 n_iterations: settings.n_iterations,
@@ -56,7 +56,7 @@ pub(super) fn split(
         let n = words.next().unwrap_or_default() as usize;
         let first = (all.centers.len() / d) as u32;
         all.centers.extend(words.take(n * d).map(f32::from_bits));
-        for member in &order[starts[cluster]..starts[cluster + 1]] {
+        for member in clusters.rows_of(cluster) {
             let cell = words.next().unwrap_or_default();
             let distance = words.next().unwrap_or_default();
             all.nearest[*member as usize] =

@@ -47,7 +47,7 @@ impl ClusterSums {
         let d = self.width;
         let rounding = self.rounding;
         let n_clusters = self.counts.len();
-        let (starts, order) = by_cluster(nearest, n_clusters);
+        let clusters = RowsByCluster::new(nearest, n_clusters);
         let values = self.values.par_chunks_mut(CLUSTERS_PER_TASK * d);
         let counts = self.counts.par_chunks_mut(CLUSTERS_PER_TASK);
         values.zip(counts).enumerate().for_each_init(
@@ -55,7 +55,7 @@ impl ClusterSums {
             |row, (task, (values, counts))| {
                 let first = task * CLUSTERS_PER_TASK;
                 for (i, (sum, count)) in values.chunks_exact_mut(d).zip(counts).enumerate() {
-                    let members = &order[starts[first + i]..starts[first + i + 1]];
+                    let members = clusters.rows_of(first + i);
                     *count += members.len() as f64;
                     for member in members {
                         let index = range.start + *member as usize;
@@ -70,27 +70,41 @@ impl ClusterSums {
     }
 }
 
-/// Returns the start of each cluster among the rows sorted by cluster, `[K + 1]`, and the numbers
-/// of these rows.
-pub(super) fn by_cluster(nearest: &[NearestCenter], n_clusters: usize) -> (Vec<usize>, Vec<u32>) {
-    let mut starts = vec![0usize; n_clusters + 1];
-    for nearest in nearest {
-        let cluster = nearest.cell as usize;
-        if cluster < n_clusters {
-            starts[cluster + 1] += 1;
+/// Rows of each cluster.
+pub(super) struct RowsByCluster {
+    /// Position in `rows` of the first row of each cluster, and the number of all rows, `[K + 1]`.
+    starts: Vec<usize>,
+    /// Rows in their order, cluster by cluster.
+    rows: Vec<u32>,
+}
+
+impl RowsByCluster {
+    /// Sorts rows by the cluster of their nearest center. A row without a center is in none.
+    pub(super) fn new(nearest: &[NearestCenter], n_clusters: usize) -> Self {
+        let mut starts = vec![0usize; n_clusters + 1];
+        for nearest in nearest {
+            let cluster = nearest.cell as usize;
+            if cluster < n_clusters {
+                starts[cluster + 1] += 1;
+            }
         }
-    }
-    for i in 0..n_clusters {
-        starts[i + 1] += starts[i];
-    }
-    let mut next = starts.clone();
-    let mut order = vec![0u32; starts[n_clusters]];
-    for (row, nearest) in nearest.iter().enumerate() {
-        let cluster = nearest.cell as usize;
-        if cluster < n_clusters {
-            order[next[cluster]] = row as u32;
-            next[cluster] += 1;
+        for i in 0..n_clusters {
+            starts[i + 1] += starts[i];
         }
+        let mut next = starts.clone();
+        let mut rows = vec![0u32; starts[n_clusters]];
+        for (row, nearest) in nearest.iter().enumerate() {
+            let cluster = nearest.cell as usize;
+            if cluster < n_clusters {
+                rows[next[cluster]] = row as u32;
+                next[cluster] += 1;
+            }
+        }
+        Self { starts, rows }
     }
-    (starts, order)
+
+    /// Returns the rows of a cluster.
+    pub(super) fn rows_of(&self, cluster: usize) -> &[u32] {
+        &self.rows[self.starts[cluster]..self.starts[cluster + 1]]
+    }
 }

@@ -15,7 +15,7 @@ use super::job::{Job, content_identity};
 use super::lists::{Columns, six_digits};
 use super::output::OutputFolder;
 use crate::CurateError;
-use crate::clusters::Hierarchy;
+use crate::clusters::{Hierarchy, Tree};
 use crate::selection::{Order, sample, weights};
 
 /// Settings of a balance.
@@ -37,13 +37,34 @@ pub struct Balance {
     pub clusters: ClusterSettings,
 }
 
+/// Division of the images over which they are balanced.
+enum Division {
+    /// Clusters of their features.
+    Clusters(Hierarchy),
+    /// Groups by a column.
+    Groups {
+        /// The groups, as a tree of one level.
+        tree: Tree,
+        /// Names of the groups.
+        names: Vec<String>,
+    },
+}
+
+impl Division {
+    /// Returns the cluster or group of every image.
+    fn tree(&self) -> &Tree {
+        match self {
+            Self::Clusters(clusters) => &clusters.tree,
+            Self::Groups { tree, .. } => tree,
+        }
+    }
+}
+
 /// Images that were chosen evenly.
 pub struct Balanced {
     /// Whether each image is kept.
     pub kept: Vec<bool>,
-    clusters: Hierarchy,
-    /// Names of the groups that stand in place of clusters.
-    group_names: Option<Vec<String>>,
+    division: Division,
     /// Probability with which each image is chosen.
     probabilities: Vec<f64>,
     has_weights: bool,
@@ -86,26 +107,24 @@ impl Balance {
         observer: &dyn ClusterObserver,
     ) -> Result<Balanced, CurateError> {
         let input = output.input;
-        let mut group_names = None;
-        let clusters = match &self.column {
+        let division = match &self.column {
             Some(column) => {
                 let (tree, names) = groups(&input.names, column, self.list.as_deref())?;
-                group_names = Some(names);
-                Hierarchy { centers: Vec::new(), tree, distances: Vec::new(), inertia: 0.0 }
+                Division::Groups { tree, names }
             }
-            None => self.clusters.run(&input.rows, output.folder(), ranks, observer)?,
+            None => Division::Clusters(self.clusters.run(&input.rows, output.folder(), ranks, observer)?),
         };
-        let order = if self.nearest_first && !clusters.distances.is_empty() {
-            Order::Nearest(&clusters.distances)
-        } else {
-            Order::Random
+        let order = match &division {
+            Division::Clusters(clusters) if self.nearest_first => Order::Nearest(&clusters.distances),
+            // Groups have no centers.
+            Division::Clusters(_) | Division::Groups { .. } => Order::Random,
         };
         let mut kept = vec![self.has_weights; input.rows.len()];
-        for row in sample(&clusters.tree, self.count, order, self.clusters.kmeans.seed) {
+        for row in sample(division.tree(), self.count, order, self.clusters.kmeans.seed) {
             kept[row as usize] = true;
         }
-        let probabilities = weights(&clusters.tree, self.count as f64);
-        Ok(Balanced { kept, clusters, group_names, probabilities, has_weights: self.has_weights })
+        let probabilities = weights(division.tree(), self.count as f64);
+        Ok(Balanced { kept, division, probabilities, has_weights: self.has_weights })
     }
 }
 
@@ -113,7 +132,7 @@ impl Balanced {
     /// Returns the sizes of the clusters or groups of each level, the lowest first.
     pub fn level_sizes(&self) -> Vec<LevelSizes> {
         let mut levels = Vec::new();
-        for mut sizes in self.clusters.tree.sizes() {
+        for mut sizes in self.division.tree().sizes() {
             sizes.sort_unstable();
             let last = sizes.len() - 1;
             let median = sizes[(last as f64 * 0.5) as usize];
@@ -132,14 +151,15 @@ impl Balanced {
     /// Returns the columns of a row of the list.
     pub fn columns(&self, row: usize) -> Columns {
         let mut columns = Vec::new();
-        let numbers = self.clusters.tree.clusters_of(row);
-        match &self.group_names {
-            Some(names) => columns.push(("group", json!(names[numbers[0] as usize]))),
-            // The lowest level first.
-            None => columns.push(("clusters", json!(numbers))),
+        let numbers = self.division.tree().clusters_of(row);
+        match &self.division {
+            Division::Groups { names, .. } => columns.push(("group", json!(names[numbers[0] as usize]))),
+            Division::Clusters(clusters) => {
+                // The lowest level first.
+                columns.push(("clusters", json!(numbers)));
+                columns.push(("squared_distance", six_digits(clusters.distances[row])));
+            }
         }
-        let distance = self.clusters.distances.get(row);
-        columns.extend(distance.map(|distance| ("squared_distance", six_digits(*distance))));
         if self.has_weights {
             columns.push(("weight", json!(self.probabilities[row])));
         }

@@ -286,7 +286,7 @@ mod tests {
     fn features_that_were_computed_differently_are_told_apart() {
         let about = json!({
             "weights": "a",
-            "features": FeatureKind::Vectors { n_levels: 1, average: false },
+            "features": FeatureKind::LAST_LEVEL,
             "transform": { "resize_px": 32, "size_px": 32 },
         });
         let computation = Computation::read(&about);

@@ -93,9 +93,7 @@ impl OutputSettings {
         settings["shards"] = json!(input.sources());
         let samples = input.images.as_ref().map(|images| images.dataset.samples_fingerprint());
         settings["samples"] = json!(samples.map(|hash| format!("{hash:016x}")));
-        let limits = self.shards.limits;
-        let form = json!([limits.max_samples, limits.max_bytes, self.shards.renumber]);
-        settings["pack"] = json!([self.pack, self.prefix, form]);
+        settings["pack"] = json!([self.pack, self.prefix, self.shards.identity()]);
         if job.work.n_parts() > 1 {
             settings["parts"] = json!(job.work.n_parts());
         }

@@ -28,6 +28,11 @@ pub enum FeatureKind {
     Patches,
 }
 
+impl FeatureKind {
+    /// The vector of the last level.
+    pub const LAST_LEVEL: Self = Self::Vectors { n_levels: 1, average: false };
+}
+
 /// Columns of a row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Columns {

@@ -47,6 +47,17 @@ pub fn extraction_bytes(model: &ModelConfig, format: PixelFormat, size_px: usize
     images_per_batch(image_bytes) as f64 * (image_bytes + decoded_bytes as f64)
 }
 
+/// Checks that a network with a stride of `stride_px` supports images of `image_px`.
+///
+/// # Errors
+/// [`EvalError::ImageSize`].
+pub fn check_image_size(image_px: usize, stride_px: usize) -> Result<(), EvalError> {
+    if image_px == 0 || !image_px.is_multiple_of(stride_px) {
+        return Err(EvalError::ImageSize { image_px, stride_px });
+    }
+    Ok(())
+}
+
 /// Extracts the rows of `images` and passes them to `sink` in order, batch by batch: the indices of
 /// the images, `[b]`, and their rows, `[b, width]`.
 ///
@@ -62,10 +73,7 @@ pub fn extract(
     mut sink: impl FnMut(&[u32], &[f32]) -> Result<(), EvalError>,
 ) -> Result<Columns, EvalError> {
     let image_px = images.transform.size_px as usize;
-    let stride_px = network.model.stride_px();
-    if image_px == 0 || !image_px.is_multiple_of(stride_px) {
-        return Err(EvalError::ImageSize { image_px, stride_px });
-    }
+    check_image_size(image_px, network.model.stride_px())?;
     let mut columns = None;
     progress.begin("features", images.len() as u64);
     each_batch(images, batch_size(network, image_px), progress, |indices, views| {

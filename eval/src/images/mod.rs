@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use augment::{DecodeRules, Decoding, Image, Mask, MultiCrop, PixelFormat, SampleKey, Transform, ViewMaker};
 use pipeline::shard::image::EncodedImage;
+use prep::parts::part_range;
 use rayon::prelude::*;
 
 use crate::EvalError;
@@ -183,17 +184,14 @@ impl ImageSet {
     ///
     /// # Errors
     /// [`EvalError::NoLabels`] if no image has one.
-    pub fn labeled(mut self) -> Result<Self, EvalError> {
-        let n_samples = self.indices.len();
-        let mut keep = self.labels.iter().map(Option::is_some);
-        // `keep` yields one value per image, so that the default is never used.
-        self.indices.retain(|_| keep.next().unwrap_or_default());
-        self.labels.retain(Option::is_some);
-        if self.indices.is_empty() {
-            Err(EvalError::NoLabels { split: self.name, n_samples })
-        } else {
-            Ok(self)
+    pub fn labeled(self) -> Result<Self, EvalError> {
+        let mut kept = Vec::new();
+        for (i, label) in self.labels.iter().enumerate() {
+            if label.is_some() {
+                kept.push(i);
+            }
         }
+        self.select_some(&kept)
     }
 
     /// Keeps only the images that have a class, or state that they are of none.
@@ -201,55 +199,60 @@ impl ImageSet {
     /// # Errors
     /// [`EvalError::NoLabels`] if there is no such image, [`EvalError::Data`] if a shard cannot be
     /// read.
-    pub fn with_known_labels(mut self) -> Result<Self, EvalError> {
-        let mut indices = Vec::with_capacity(self.len());
-        let mut labels = Vec::with_capacity(self.len());
+    pub fn with_known_labels(self) -> Result<Self, EvalError> {
+        let mut kept = Vec::new();
         for i in 0..self.len() {
             if self.known_labels(i)?.is_some() {
-                indices.push(self.indices[i]);
-                labels.push(self.labels[i]);
+                kept.push(i);
             }
         }
-        if indices.is_empty() {
-            return Err(EvalError::NoLabels { split: self.name, n_samples: self.indices.len() });
-        }
-        self.indices = indices;
-        self.labels = labels;
-        Ok(self)
+        self.select_some(&kept)
     }
 
     /// Keeps only the images whose `is_kept` is set.
-    pub(crate) fn with_only(mut self, is_kept: &[bool]) -> Self {
-        let mut indices = Vec::new();
-        let mut labels = Vec::new();
+    pub(crate) fn with_only(self, is_kept: &[bool]) -> Self {
+        let mut kept = Vec::new();
         for (i, is_kept) in is_kept.iter().enumerate() {
             if *is_kept {
-                indices.push(self.indices[i]);
-                labels.push(self.labels[i]);
+                kept.push(i);
             }
         }
-        self.indices = indices;
-        self.labels = labels;
-        self
+        self.select(&kept)
     }
 
     /// Returns the images that rank `rank` of `world_size` evaluates, which are contiguous.
-    pub fn part_of_rank(mut self, rank: usize, world_size: usize) -> Self {
-        let n = self.indices.len();
-        let range = rank * n / world_size..(rank + 1) * n / world_size;
-        self.indices = self.indices[range.clone()].to_vec();
-        self.labels = self.labels[range].to_vec();
-        self
+    pub fn part_of_rank(self, rank: usize, world_size: usize) -> Self {
+        let kept: Vec<usize> = part_range(self.len(), rank, world_size).collect();
+        self.select(&kept)
     }
 
     /// Returns `n` images that are evenly spread over the set, or all if there are fewer.
     pub fn spread(&self, n: usize) -> Self {
-        let all = self.len();
-        let n = n.min(self.len());
-        let chosen: Vec<usize> = (0..n).map(|i| i * all / n).collect();
-        let indices = chosen.iter().map(|i| self.indices[*i]).collect();
-        let labels = chosen.iter().map(|i| self.labels[*i]).collect();
-        Self { indices, labels, ..self.clone() }
+        let n_images = self.len();
+        let n = n.min(n_images);
+        let kept: Vec<usize> = (0..n).map(|i| i * n_images / n).collect();
+        self.clone().select(&kept)
+    }
+
+    /// Keeps only the images `kept`, of which there must be one.
+    fn select_some(self, kept: &[usize]) -> Result<Self, EvalError> {
+        if kept.is_empty() {
+            return Err(EvalError::NoLabels { split: self.name, n_samples: self.indices.len() });
+        }
+        Ok(self.select(kept))
+    }
+
+    /// Keeps only the images `kept`, in this order.
+    fn select(mut self, kept: &[usize]) -> Self {
+        let mut indices = Vec::with_capacity(kept.len());
+        let mut labels = Vec::with_capacity(kept.len());
+        for i in kept {
+            indices.push(self.indices[*i]);
+            labels.push(self.labels[*i]);
+        }
+        self.indices = indices;
+        self.labels = labels;
+        self
     }
 
     /// Renumbers the classes of several sets by the union of their classes. A class that has a name

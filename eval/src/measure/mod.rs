@@ -58,7 +58,7 @@ pub fn label_free(
     effort: SampleSizes,
     progress: &dyn Progress,
 ) -> Result<Measures, EvalError> {
-    let wanted = FeatureKind::Vectors { n_levels: 1, average: false };
+    let wanted = FeatureKind::LAST_LEVEL;
     let table = table(network, &images.spread(effort.n_images), wanted, progress)?;
     let rows = table.rows();
     let d = table.columns.width();
@@ -93,7 +93,7 @@ fn view_rows(
     n_views: usize,
     progress: &dyn Progress,
 ) -> Result<Vec<f32>, EvalError> {
-    let wanted = FeatureKind::Vectors { n_levels: 1, average: false };
+    let wanted = FeatureKind::LAST_LEVEL;
     let Some(first) = multicrop.crops.first() else { return Ok(Vec::new()) };
     let mut crop = first.clone();
     crop.count = n_views;

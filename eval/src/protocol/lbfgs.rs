@@ -35,39 +35,53 @@ pub(super) struct Limits {
 /// Value of a function and its gradient.
 pub(super) type Value = (f64, Vec<f64>);
 
+/// A point, with the value of the function and its gradient there.
+struct Point {
+    x: Vec<f64>,
+    value: f64,
+    gradient: Vec<f64>,
+}
+
+impl Point {
+    /// Computes value and gradient of `f` at `x`.
+    fn at(x: Vec<f64>, f: &impl Fn(&[f64]) -> Value) -> Self {
+        let (value, gradient) = f(&x);
+        Self { x, value, gradient }
+    }
+}
+
 /// Minimizes `f`, starting at `x`; returns the minimizer and the number of steps.
-pub(super) fn minimize(mut x: Vec<f64>, limits: Limits, f: impl Fn(&[f64]) -> Value) -> (Vec<f64>, usize) {
-    let (mut value, mut gradient) = f(&x);
+pub(super) fn minimize(x: Vec<f64>, limits: Limits, f: impl Fn(&[f64]) -> Value) -> (Vec<f64>, usize) {
+    let mut point = Point::at(x, &f);
     let mut pairs: VecDeque<Pair> = VecDeque::new();
     for step in 0..limits.n_steps {
-        if gradient.iter().all(|g| g.abs() <= limits.gradient) {
-            return (x, step);
+        if point.gradient.iter().all(|g| g.abs() <= limits.gradient) {
+            return (point.x, step);
         }
-        let mut direction = descent_direction(&gradient, &pairs);
-        if dot(&direction, &gradient) >= 0.0 {
+        let mut direction = descent_direction(&point.gradient, &pairs);
+        if dot(&direction, &point.gradient) >= 0.0 {
             // By rounding, the pairs no longer give a descent direction.
             pairs.clear();
-            direction = descent_direction(&gradient, &pairs);
+            direction = descent_direction(&point.gradient, &pairs);
         }
-        let first = if pairs.is_empty() { 1.0 / dot(&gradient, &gradient).sqrt().max(1e-300) } else { 1.0 };
-        let Some((next, next_value, next_gradient)) = search(&x, value, &gradient, &direction, first, &f)
-        else {
-            return (x, step);
+        let first = if pairs.is_empty() {
+            1.0 / dot(&point.gradient, &point.gradient).sqrt().max(1e-300)
+        } else {
+            1.0
         };
-        let pair = Pair::new(&x, &next, &gradient, &next_gradient);
+        let Some(next) = search(&point, &direction, first, &f) else { return (point.x, step) };
+        let pair = Pair::new(&point, &next);
         if pair.curvature > 0.0 {
             pairs.truncate(MEMORY - 1);
             pairs.push_front(pair);
         }
-        let decrease = (value - next_value) / value.abs().max(next_value.abs()).max(1.0);
-        x = next;
-        value = next_value;
-        gradient = next_gradient;
+        let decrease = (point.value - next.value) / point.value.abs().max(next.value.abs()).max(1.0);
+        point = next;
         if decrease <= limits.descent {
-            return (x, step + 1);
+            return (point.x, step + 1);
         }
     }
-    (x, limits.n_steps)
+    (point.x, limits.n_steps)
 }
 
 /// A step s and the change y of the gradient.
@@ -79,10 +93,10 @@ struct Pair {
 }
 
 impl Pair {
-    /// Returns the pair of the step from `x` to `next`.
-    fn new(x: &[f64], next: &[f64], gradient: &[f64], next_gradient: &[f64]) -> Self {
-        let s = difference(next, x);
-        let y = difference(next_gradient, gradient);
+    /// Returns the pair of the step from `point` to `next`.
+    fn new(point: &Point, next: &Point) -> Self {
+        let s = difference(&next.x, &point.x);
+        let y = difference(&next.gradient, &point.gradient);
         let curvature = dot(&s, &y);
         Self { s, y, curvature }
     }
@@ -108,29 +122,22 @@ fn descent_direction(gradient: &[f64], pairs: &VecDeque<Pair>) -> Vec<f64> {
     q
 }
 
-/// Searches along the line until a point meets both conditions; returns the point of the smallest
-/// value among those tried that meet the first, with its value and gradient.
-fn search(
-    x: &[f64],
-    value: f64,
-    gradient: &[f64],
-    direction: &[f64],
-    first: f64,
-    f: &impl Fn(&[f64]) -> Value,
-) -> Option<(Vec<f64>, f64, Vec<f64>)> {
-    let slope = dot(gradient, direction);
+/// Searches along the line from `start` until a point meets both conditions; returns the point of
+/// the smallest value among those tried that meet the first.
+fn search(start: &Point, direction: &[f64], first: f64, f: &impl Fn(&[f64]) -> Value) -> Option<Point> {
+    let slope = dot(&start.gradient, direction);
     let mut low = 0.0;
     let mut high = f64::INFINITY;
     let mut t = first;
-    let mut best: Option<(Vec<f64>, f64, Vec<f64>)> = None;
+    let mut best: Option<Point> = None;
     for _ in 0..MAX_LINE_SEARCH_POINTS {
-        let mut next = x.to_vec();
-        add_scaled(&mut next, t, direction);
-        let (next_value, next_gradient) = f(&next);
-        let descends = next_value <= value + SUFFICIENT_DECREASE * t * slope;
-        let flattens = dot(&next_gradient, direction) >= CURVATURE * slope;
-        if descends && best.as_ref().is_none_or(|(_, best_value, _)| next_value < *best_value) {
-            best = Some((next, next_value, next_gradient));
+        let mut x = start.x.clone();
+        add_scaled(&mut x, t, direction);
+        let next = Point::at(x, f);
+        let descends = next.value <= start.value + SUFFICIENT_DECREASE * t * slope;
+        let flattens = dot(&next.gradient, direction) >= CURVATURE * slope;
+        if descends && best.as_ref().is_none_or(|best| next.value < best.value) {
+            best = Some(next);
         }
         if !descends {
             // NaN does not count as descent.

@@ -6,7 +6,7 @@ use image::RgbImage;
 
 use super::Gallery;
 use super::sheet::Sheet;
-use super::tile::Tile;
+use super::tile::{Mark, Tile};
 use crate::ReportError;
 use crate::picture::tiles::{self, GREEN, RED, sheet};
 
@@ -85,8 +85,8 @@ fn heading(shown: &Sheet, column: usize) -> Option<&String> {
 /// is one.
 fn drawn_tile(tile: &Tile, heading: Option<&String>) -> tiles::Tile {
     let frame = match tile.mark {
-        Some("same") => Some(GREEN),
-        Some(_) => Some(RED),
+        Some(Mark::Same) => Some(GREEN),
+        Some(Mark::Other) => Some(RED),
         None => None,
     };
     tiles::Tile {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use eval::{FeatureSet, ImageSet, Table, neighbors};
 
 use super::sheet::{Sheet, caption};
-use super::tile::Tile;
+use super::tile::{Mark, Tile};
 use crate::ReportError;
 
 /// Number of neighbors of each image.
@@ -30,7 +30,7 @@ pub(super) fn sheet(images: &ImageSet, table: Arc<Table>, n_rows: usize) -> Resu
             let Some(planes) = images.picture(image)? else { continue };
             let caption = format!("{}, cosine {cosine:.3}", caption(images, image));
             let mark = match (images.label(query), images.label(image)) {
-                (Some(a), Some(b)) => Some(if a == b { "same" } else { "other" }),
+                (Some(a), Some(b)) => Some(if a == b { Mark::Same } else { Mark::Other }),
                 _ => None,
             };
             tiles.push(Tile { mark, ..Tile::from_planes(&planes, size_px, caption)? });

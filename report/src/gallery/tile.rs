@@ -19,15 +19,23 @@ const LOSSLESS_PX: u32 = 64;
 
 const JPEG_QUALITY: u8 = 88;
 
+/// Whether a neighbor has the class of the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mark {
+    Same,
+    Other,
+}
+
 /// A picture with its caption.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Tile {
     /// The file as a `data:` URL.
     pub(crate) src: String,
     pub(crate) caption: String,
-    /// `same` or `other`, for neighbors whose class is known.
+    /// Mark of a neighbor, if both classes are known.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) mark: Option<&'static str>,
+    pub(crate) mark: Option<Mark>,
     /// The pixels of the file, before they were encoded.
     #[serde(skip)]
     pub(crate) pixels: RgbImage,

@@ -33,9 +33,9 @@ pub fn contact_sheet(
     let mut maker = ViewMaker::default();
     let groups = multicrop.groups();
     let mut rows = Vec::new();
-    for id in spread(dataset, count) {
-        let Some(sample) = readable(dataset, SampleId(id))? else { continue };
-        let key = SampleKey { seed, epoch: 0, sample: id, attempt: 0 };
+    for id in dataset.spread(count) {
+        let Some(sample) = readable(dataset, id)? else { continue };
+        let key = SampleKey { seed, epoch: 0, sample: id.0, attempt: 0 };
         // A damaged image has no views to show; the run that follows reports it.
         let Ok(image) = Image::decode(&sample.image.files(), rules) else { continue };
         let Ok(views) = maker.make(&image, multicrop, key) else { continue };
@@ -97,18 +97,20 @@ fn readable(dataset: &Dataset, id: SampleId) -> Result<Option<Sample>, ReportErr
     }
 }
 
-/// Returns `count` sample numbers that are evenly spread over `dataset`, or all if there are fewer.
-fn spread(dataset: &Dataset, count: u64) -> impl Iterator<Item = u64> {
-    let n = dataset.n_samples();
-    let count = count.min(n).max(1);
-    (0..count).map(move |i| i * n / count)
-}
-
 /// Number of neighbors per query in a sheet.
 const N_NEIGHBORS: usize = 8;
 
 /// Maximum number of queries in a sheet of neighbors.
 const N_QUERIES: usize = 10;
+
+/// Images with their features.
+#[derive(Clone, Copy)]
+pub struct ImageFeatures<'a> {
+    /// The images.
+    pub images: &'a ImageSet,
+    /// Rows of those of them that can be decoded.
+    pub features: &'a FeatureSet,
+}
 
 /// Draws a few images of `queries`, or of `candidates` if there are none, each with the
 /// `candidates` whose features are most similar. If classes are known, a green frame marks the
@@ -118,16 +120,18 @@ const N_QUERIES: usize = 10;
 /// [`ReportError::Picture`].
 pub fn neighbor_sheet(
     path: &Path,
-    candidates: (&ImageSet, &FeatureSet),
-    queries: Option<(&ImageSet, &FeatureSet)>,
+    candidates: ImageFeatures<'_>,
+    queries: Option<ImageFeatures<'_>>,
 ) -> Result<(), ReportError> {
     let among_themselves = queries.is_none();
-    let columns = candidates.1.layout().last(1);
-    let images = candidates.0;
-    let rows = candidates.1.columns(columns.clone());
-    let (query_images, all) = queries.unwrap_or(candidates);
-    let every = (all.len() / N_QUERIES).max(1);
-    let shown = all.columns(columns).select((0..all.len()).step_by(every).take(N_QUERIES));
+    let columns = candidates.features.layout().last(1);
+    let images = candidates.images;
+    let rows = candidates.features.columns(columns.clone());
+    let queries = queries.unwrap_or(candidates);
+    let query_images = queries.images;
+    let n_queries = queries.features.len();
+    let every = (n_queries / N_QUERIES).max(1);
+    let shown = queries.features.columns(columns).select((0..n_queries).step_by(every).take(N_QUERIES));
     let nearest = neighbors(&rows, &shown, N_NEIGHBORS + usize::from(among_themselves), false);
     let mut has_frames = false;
     let mut drawn = Vec::with_capacity(nearest.len());

@@ -10,7 +10,7 @@ use trainer::run::events::Events;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::masks::mask_sheet;
-use super::sheets::{classified_sheet, contact_sheet, neighbor_sheet};
+use super::sheets::{ImageFeatures, classified_sheet, contact_sheet, neighbor_sheet};
 use crate::ReportError;
 
 /// Number of characters of the name of a set that the name of its picture has at most.
@@ -39,7 +39,7 @@ pub fn draw_views(workdir: &Path, dataset: &Dataset, plan: &Plan) -> Result<Path
 pub fn draw_neighbors(workdir: &Path, images: &ImageSet, table: &Arc<Table>) -> Result<PathBuf, ReportError> {
     let path = workdir.join("neighbors.png");
     let rows = FeatureSet::from_table(Arc::clone(table), |_| Some(0));
-    neighbor_sheet(&path, (images, &rows), None)?;
+    neighbor_sheet(&path, ImageFeatures { images, features: &rows }, None)?;
     Ok(path)
 }
 

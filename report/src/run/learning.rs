@@ -4,7 +4,7 @@ use eval::{RANDOM_NETWORK, RETRIEVAL};
 use pipeline::words::thousands;
 use serde::Serialize;
 
-use super::scores::{Evaluations, Kind, Scored};
+use super::scores::{Evaluations, Kind, Scored, course};
 
 /// What the search of views says about a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -74,11 +74,7 @@ impl Learning {
                 best = found_at(point);
             }
         }
-        let course = if points.len() == 1 {
-            format!("{:.1}", last.percent)
-        } else {
-            format!("{:.1} → {:.1} → {:.1}", first.percent, best.percent, last.percent)
-        };
+        let course = course(points.len(), first.percent, best.percent, last.percent);
         let found = Found { n_images, random_percent, first, best, last, has_initial_weights };
         let words = found.in_words();
         Some(Self { n_images, random_percent, first, best, last, course, words })

@@ -11,6 +11,7 @@ pub(crate) mod start;
 
 use std::path::{Path, PathBuf};
 
+use trainer::Plan;
 use trainer::run::status::Status;
 use trainer::run::telemetry::{WARNINGS, Warning};
 
@@ -93,7 +94,7 @@ impl Run {
 const MAX_DEPTH: usize = 4;
 
 fn collect_workdirs(folder: &Path, depth: usize, workdirs: &mut Vec<PathBuf>) {
-    if folder.join("plan.toml").is_file() {
+    if Plan::path_in(folder).is_file() {
         workdirs.push(folder.to_path_buf());
         return;
     }

@@ -12,6 +12,7 @@ use trainer::run::status::State;
 use super::Run;
 use super::learning::Learning;
 use super::metrics::Point;
+use super::scores::course;
 
 /// Entry of a run in a list of runs.
 #[derive(Debug, Clone, Serialize)]
@@ -95,11 +96,7 @@ impl Best {
                 best = StepScore { step: *step, value: *value };
             }
         }
-        let course = if points.len() == 1 {
-            format!("{:.1}", best.value)
-        } else {
-            format!("{:.1} → {:.1} → {:.1}", first.value, best.value, last.value)
-        };
+        let course = course(points.len(), first.value, best.value, last.value);
         Some(Self {
             metric: metric.into(),
             set: set.into(),

@@ -299,6 +299,12 @@ fn kind_of(row: &EvaluationRow, measure: &'static str, evaluated: &str) -> Kind 
     }
 }
 
+/// Returns the first, the best and the last of `n` scores: `18.5 → 48.4 → 47.9`; one number if
+/// there is one score.
+pub(super) fn course(n: usize, first: f64, best: f64, last: f64) -> String {
+    if n == 1 { format!("{last:.1}") } else { format!("{first:.1} → {best:.1} → {last:.1}") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -149,7 +149,7 @@ impl<'a> Entry<'a> {
 /// Returns everything that decides what a run of `plan` learns except its seed, by key. Images and
 /// initial weights count by their fingerprints, wherever they are.
 fn settings_of(plan: &Plan) -> BTreeMap<String, String> {
-    let has_fingerprint = !plan.data_fingerprint.is_empty();
+    let has_fingerprint = plan.data_fingerprint.is_some();
     let has_initial_fingerprint = plan.recipe.init.as_ref().is_some_and(|init| !init.fingerprint.is_empty());
     let mut settings = BTreeMap::new();
     for (key, value) in plan.recipe.values() {
@@ -168,8 +168,8 @@ fn settings_of(plan: &Plan) -> BTreeMap<String, String> {
     }
     settings.insert("images".into(), plan.n_samples.to_string());
     settings.insert("version of the views".into(), plan.views_version.to_string());
-    if has_fingerprint {
-        settings.insert("fingerprint of the images".into(), plan.data_fingerprint.clone());
+    if let Some(fingerprint) = &plan.data_fingerprint {
+        settings.insert("fingerprint of the images".into(), fingerprint.clone());
     }
     settings
 }

@@ -142,8 +142,9 @@ impl Tracker {
         let mut tags = vec![
             ("mlflow.source.name", "ocelli".to_string()),
             ("workdir", run.workdir.display().to_string()),
-            ("data_fingerprint", run.status.plan.data_fingerprint.clone()),
         ];
+        let fingerprint = run.status.plan.data_fingerprint.clone();
+        tags.extend(fingerprint.map(|fingerprint| ("data_fingerprint", fingerprint)));
         tags.extend(start.map(|start| ("command", start.command.join(" "))));
         tags.extend(start.map(|start| ("host", start.host.clone())));
         tags.retain(|(_, value)| !value.is_empty());
