@@ -14,7 +14,7 @@ use crate::init::fill;
 use crate::layout::UnitLayout;
 use crate::leaves::Leaves;
 use crate::patches::{PixelInput, Pixels};
-use crate::tensor::{NamedTensor, by_name, values_of};
+use crate::tensor::{NamedTensor, by_name};
 use crate::tokens::Tokens;
 use crate::unit::{Context, GroupShape, StatSets, Types, Unit};
 
@@ -48,12 +48,7 @@ impl Network {
         tensors.iter().try_for_each(NamedTensor::check_finite)?;
         let tensors = by_name(tensors);
         Self::with_flats(model, pixels.into(), n_workers, device, |layout: &UnitLayout| {
-            let mut values = vec![0.0; layout.padded];
-            for slot in &layout.params {
-                let param_values = values_of(&tensors, &layout.full_name(slot), &slot.spec)?;
-                values[slot.range()].copy_from_slice(param_values);
-            }
-            Ok(values)
+            layout.flat_values(&tensors)
         })
     }
 

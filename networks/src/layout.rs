@@ -4,11 +4,13 @@
 //! evenly over the ranks that share it, and every shard is a multiple of [`ALIGNMENT`] elements.
 //! Where ranks compute parts of a unit's columns, each part is a range of the buffer.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
+use crate::error::NetworkError;
 use crate::params::ParamSpec;
 use crate::part_name::undivided_name;
-use crate::tensor::NamedTensor;
+use crate::tensor::{NamedTensor, values_of};
 
 /// Divisor of the number of elements of every shard: 256 bytes of f32.
 pub const ALIGNMENT: usize = 64;
@@ -118,6 +120,23 @@ impl UnitLayout {
                 values: flat[slot.range()].to_vec(),
             })
             .collect()
+    }
+
+    /// Returns the whole buffer with the values of `tensors`, by name: the inverse of
+    /// [`UnitLayout::tensors`] for a unit that has all rows of its parameters.
+    ///
+    /// # Errors
+    /// [`NetworkError::Weights`] for a parameter that is missing or has another shape.
+    pub(crate) fn flat_values(
+        &self,
+        tensors: &HashMap<&str, &NamedTensor>,
+    ) -> Result<Vec<f32>, NetworkError> {
+        let mut values = vec![0.0; self.padded];
+        for slot in &self.params {
+            let param_values = values_of(tensors, &self.full_name(slot), &slot.spec)?;
+            values[slot.range()].copy_from_slice(param_values);
+        }
+        Ok(values)
     }
 
     /// Returns the prefix of the parameter names; empty for a unit whose name begins with a dot.

@@ -58,8 +58,8 @@ impl<'a> Leaves<'a> {
     /// Creates [`Leaves::new`] for a unit that computes products in `products`: on a GPU,
     /// [`Leaves::stored`] returns weights in that type.
     pub fn for_products(layout: &'a UnitLayout, flat: &Tensor<1>, track: bool, products: DType) -> Self {
-        if let Some(gradient) = FlatGradient::on_device_of(flat, track) {
-            let gradient = gradient.map(|gradient| Mutex::new(Some(gradient)));
+        if let Some(gradient) = FlatGradient::on_device_of(flat) {
+            let gradient = track.then(|| Mutex::new(Some(gradient)));
             let in_other_type = OnceLock::new();
             let buffers = GpuLeaves { gathered: flat.clone(), products, in_other_type, gradient };
             return Self { layout, source: Source::Gpu(Arc::new(buffers)) };
@@ -111,7 +111,7 @@ impl<'a> Leaves<'a> {
     /// unit, which `conformance::units` finds.
     pub fn get<const D: usize>(&self, name: &str) -> Tensor<D> {
         let index = self.position(name);
-        self.in_dtype(index, self.shape(index), full_precision)
+        self.in_dtype(index, self.shape(index), UsedIn::FullPrecision)
     }
 
     /// Returns the weight `name` for operations that take it in f32 or bf16: on a CPU as it was
@@ -121,7 +121,7 @@ impl<'a> Leaves<'a> {
     /// As [`Leaves::get`].
     pub fn stored<const D: usize>(&self, name: &str) -> Tensor<D> {
         let index = self.position(name);
-        self.in_dtype(index, self.shape(index), product_precision)
+        self.in_dtype(index, self.shape(index), UsedIn::Products)
     }
 
     /// Returns the weight `name` as a matrix, with its first dimension as rows. See
@@ -133,7 +133,7 @@ impl<'a> Leaves<'a> {
         let index = self.position(name);
         let spec = &self.layout.params[index].spec;
         let shape = [spec.shape[0], spec.numel() / spec.shape[0]];
-        self.in_dtype(index, shape, product_precision)
+        self.in_dtype(index, shape, UsedIn::Products)
     }
 
     /// Returns the vector `name`, which is added to a product: on a GPU in the type of products.
@@ -159,23 +159,17 @@ impl<'a> Leaves<'a> {
         })
     }
 
-    /// Returns parameter `index` in the type that `dtype` returns, given the type of the gathered
-    /// buffer and, on a GPU, the type of products.
-    fn in_dtype<const D: usize>(
-        &self,
-        index: usize,
-        shape: [usize; D],
-        dtype: impl FnOnce(DType, Option<DType>) -> DType,
-    ) -> Tensor<D> {
+    /// Returns parameter `index` in the type of `used_in`.
+    fn in_dtype<const D: usize>(&self, index: usize, shape: [usize; D], used_in: UsedIn) -> Tensor<D> {
         match &self.source {
             Source::Cpu(leaves) => {
                 let tensor = &leaves.tensors[index];
-                let dtype = dtype(tensor.dtype(), None);
+                let dtype = used_in.dtype(tensor.dtype(), None);
                 leaves.gradients[index].register(tensor, dtype, leaves.input.as_ref()).reshape(shape)
             }
             Source::Gpu(buffers) => {
                 let slot = &self.layout.params[index];
-                let dtype = dtype(buffers.gathered.dtype(), Some(buffers.products));
+                let dtype = used_in.dtype(buffers.gathered.dtype(), Some(buffers.products));
                 let value = part(buffers.flat(dtype), slot.range()).reshape(shape);
                 let Some(gradient) = &buffers.gradient else { return value };
                 let mut gradient = gradient.lock().unwrap_or_else(PoisonError::into_inner);
@@ -209,14 +203,25 @@ impl<'a> Leaves<'a> {
     }
 }
 
-/// Returns f32 for a parameter that is stored in bf16, otherwise the stored type.
-fn full_precision(stored: DType, _products: Option<DType>) -> DType {
-    if stored == DType::BF16 { DType::F32 } else { stored }
+/// Use of a parameter, which decides its type.
+#[derive(Debug, Clone, Copy)]
+enum UsedIn {
+    /// Operations in full precision: in f32 if it was gathered in bf16, otherwise as it was
+    /// gathered.
+    FullPrecision,
+    /// Products: on a GPU in their type, otherwise as it was gathered.
+    Products,
 }
 
-/// Returns the type of products where it is given, otherwise the stored type.
-fn product_precision(stored: DType, products: Option<DType>) -> DType {
-    products.unwrap_or(stored)
+impl UsedIn {
+    /// Returns the type, given the `gathered` one and, on a GPU, that of `products`.
+    fn dtype(self, gathered: DType, products: Option<DType>) -> DType {
+        match self {
+            Self::FullPrecision if gathered == DType::BF16 => DType::F32,
+            Self::FullPrecision => gathered,
+            Self::Products => products.unwrap_or(gathered),
+        }
+    }
 }
 
 impl GpuLeaves {

@@ -79,11 +79,7 @@ impl PixelHead {
         let tensors = by_name(&self.tensors);
         let mut flats = Vec::with_capacity(layouts.len());
         for layout in &layouts {
-            let mut values = vec![0.0; layout.padded];
-            for slot in &layout.params {
-                let param_values = values_of(&tensors, &layout.full_name(slot), &slot.spec)?;
-                values[slot.range()].copy_from_slice(param_values);
-            }
+            let values = layout.flat_values(&tensors)?;
             flats.push(Tensor::from_data(TensorData::new(values, [layout.padded]), device));
         }
         Ok(PixelScorer { units, layouts, flats })

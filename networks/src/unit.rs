@@ -27,7 +27,7 @@ use std::iter::Sum;
 use std::ops::{Add, Mul};
 
 use burn_tensor::{DType, Tensor};
-use kernels::ops::{cast, in_f32};
+use kernels::ops::{add_term, cast, in_f32};
 
 use crate::draws::{DrawRules, Draws};
 use crate::layout::UnitLayout;
@@ -153,6 +153,11 @@ impl Types {
 }
 
 impl Context<'_> {
+    /// Returns weight and bias of the linear layer `name`.
+    pub(crate) fn linear_params(&self, name: &str) -> (Tensor<2>, Tensor<1>) {
+        (self.leaves.stored(&format!("{name}.weight")), self.leaves.bias(&format!("{name}.bias")))
+    }
+
     /// Casts `x` to the type in which matrix products are computed.
     pub fn rounded<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         cast(x, self.types.products)
@@ -209,10 +214,7 @@ impl StatSets {
         let n_sets = self.0.iter().max().map_or(0, |last| last + 1);
         let mut sums: Vec<Option<Tensor<1>>> = vec![None; n_sets];
         for (group_sum, set) in group_sums.into_iter().zip(&self.0) {
-            sums[*set] = Some(match sums[*set].take() {
-                Some(sum) => sum + group_sum,
-                None => group_sum,
-            });
+            sums[*set] = Some(add_term(sums[*set].take(), group_sum));
         }
         sums.into_iter().flatten().collect()
     }

@@ -12,22 +12,30 @@ use crate::mesh::Mesh;
 use crate::topology::Extent;
 use crate::wire::Wire;
 
-/// Queues a gather of `extent` of the unit of which `shard` is this rank's part, sent in the type
-/// of `wire`. The result is of `dtype`, f32 or that type; a result from an engine on device memory
-/// is of the type that was sent. A result that `is_kept` has memory of its own; others share a few
-/// buffers of the host, or the device's pool.
+/// A gather to be queued.
+pub struct GatherRequest<'a> {
+    /// Name of the unit.
+    pub unit: &'a str,
+    /// Shard of the unit that this rank holds.
+    pub shard: &'a Tensor<1>,
+    /// Element type on the wire.
+    pub wire: Wire,
+    /// Element type of the gathered buffer: f32, or that on the wire.
+    pub dtype: DType,
+    /// True if the gathered buffer is kept for longer than its unit runs.
+    pub is_kept: bool,
+    /// Part of the unit that is gathered.
+    pub extent: Extent,
+}
+
+/// Queues the gather of `request`. A result from an engine on device memory is of the type that was
+/// sent. A result that is kept has memory of its own; others share a few buffers of the host, or
+/// the device's pool.
 ///
 /// # Errors
 /// [`EngineError`].
-pub fn gather(
-    comm: &Communicator,
-    unit: &str,
-    shard: &Tensor<1>,
-    wire: Wire,
-    dtype: DType,
-    is_kept: bool,
-    extent: Extent,
-) -> Result<Pending<Tensor<1>>, EngineError> {
+pub fn gather(comm: &Communicator, request: &GatherRequest<'_>) -> Result<Pending<Tensor<1>>, EngineError> {
+    let GatherRequest { unit, shard, wire, dtype, is_kept, extent } = *request;
     let n_shards = comm.topology().n_shards(extent);
     if n_shards == 1 && !is_self_test(comm) {
         return Ok(Pending::Ready(cast(cast(shard.clone(), wire.dtype()), dtype)));

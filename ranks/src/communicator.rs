@@ -296,6 +296,16 @@ impl Communicator {
         }))
     }
 
+    /// Returns the number of ranks whose `flag` is set. All ranks call it.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn count(&self, subject: &str, flag: bool) -> Result<usize, EngineError> {
+        let vote = if flag { 1.0 } else { 0.0 };
+        let sums = self.all_reduce(subject, vec![vote], Reduction::Sum)?;
+        Ok(sums[0] as usize)
+    }
+
     /// Broadcasts the bytes of rank 0 to all ranks.
     ///
     /// # Errors

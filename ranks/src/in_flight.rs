@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use burn_tensor::{DType, Device, Tensor};
 
-use crate::collectives;
+use crate::collectives::{self, GatherRequest};
 use crate::communicator::{Communicator, Pending};
 use crate::error::EngineError;
 use crate::topology::Extent;
@@ -18,22 +18,6 @@ use crate::wire::Wire;
 
 /// Limit of reductions in flight: a step waits for the oldest before it submits another one.
 pub const MAX_REDUCTIONS_IN_FLIGHT: usize = 2;
-
-/// A gather to be queued.
-pub struct GatherRequest<'a> {
-    /// Name of the unit.
-    pub unit: &'a str,
-    /// Shard of the unit that this rank holds.
-    pub shard: &'a Tensor<1>,
-    /// Element type on the wire.
-    pub wire: Wire,
-    /// Element type of the gathered buffer: f32, or that on the wire.
-    pub dtype: DType,
-    /// True if the gathered buffer is kept for longer than its unit runs.
-    pub is_kept: bool,
-    /// Part of the unit that is gathered.
-    pub extent: Extent,
-}
 
 /// The gathers of a step, in order: while one is used, the next is in flight.
 pub struct GatherQueue<'a> {
@@ -77,14 +61,13 @@ impl<'a> GatherQueue<'a> {
             return Ok(());
         }
         let Some(request) = self.rest.pop_front() else { return Ok(()) };
-        let GatherRequest { unit, shard, wire, dtype, is_kept, extent } = request;
+        let GatherRequest { unit, dtype, .. } = request;
+        let mut shard = request.shard.clone();
         // An engine on device memory sends tensors on the device only.
-        let shard = if self.comm.supports_device_tensors {
-            shard.clone().to_device(self.device)
-        } else {
-            shard.clone()
-        };
-        let pending = collectives::gather(self.comm, unit, &shard, wire, dtype, is_kept, extent)?;
+        if self.comm.supports_device_tensors {
+            shard = shard.to_device(self.device);
+        }
+        let pending = collectives::gather(self.comm, &GatherRequest { shard: &shard, ..request })?;
         self.in_flight = Some(InFlight { unit, dtype, pending });
         Ok(())
     }

@@ -145,6 +145,22 @@ impl Launch {
         address: Err(String::new()),
     };
 
+    /// Checks the rank against the index of the pod in which the launcher has started the process.
+    fn check_pod(&self, index: usize) -> Result<(), LaunchError> {
+        // mpirun inside a pod numbers its own ranks.
+        if self.launcher != "torchrun" {
+            return Ok(());
+        }
+        // torchrun starts several processes in a pod and numbers them itself.
+        if self.n_local.is_some_and(|n_local| n_local > 1) {
+            return Ok(());
+        }
+        if self.rank != index {
+            return Err(LaunchError::IndexDiffers { rank: self.rank, index });
+        }
+        Ok(())
+    }
+
     /// Reads the position of this process from environment variables, whose values `get` returns.
     ///
     /// # Errors
@@ -158,15 +174,8 @@ impl Launch {
         }
         if let Some(index) = get("JOB_COMPLETION_INDEX") {
             let index = number("JOB_COMPLETION_INDEX", &index)?;
-            match found.first().map(|first| &first.launch) {
-                // mpirun inside a pod numbers its own ranks.
-                Some(inner) if inner.launcher != "torchrun" => {}
-                // torchrun starts several processes in a pod and numbers them itself.
-                Some(torchrun) if torchrun.n_local.is_some_and(|n_local| n_local > 1) => {}
-                Some(torchrun) if torchrun.rank != index => {
-                    return Err(LaunchError::IndexDiffers { rank: torchrun.rank, index });
-                }
-                Some(_) => {}
+            match found.first() {
+                Some(first) => first.launch.check_pod(index)?,
                 None => found.push(FoundLaunch { launch: Self::from_pod(index, get)?, is_outer: false }),
             }
         }

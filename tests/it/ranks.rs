@@ -377,7 +377,7 @@ fn save(trainer: &mut Trainer, plan: &Plan, saver: &mut Saver) {
 fn load(trainer: &mut Trainer, folder: &Path) -> (Option<u64>, Vec<String>) {
     let mut warnings = Vec::new();
     let warn = &mut |message: &str| warnings.push(message.to_string());
-    let step = resume(folder, u64::MAX, &mut trainer.state, &trainer.comm, &Device::flex(), warn).unwrap();
+    let step = resume(folder, None, &mut trainer.state, &trainer.comm, &Device::flex(), warn).unwrap();
     (step, warnings)
 }
 
@@ -459,7 +459,7 @@ fn all_ranks_load_the_previous_checkpoint_if_one_cannot_read_its_file() {
     // A checkpoint without one of its files cannot be loaded either.
     std::fs::remove_file(path.join("step-0000000001/rank-00003.safetensors")).unwrap();
     let errors = on_ranks(&four, |mut trainer| {
-        resume(path, u64::MAX, &mut trainer.state, &trainer.comm, &Device::flex(), &mut |_| {}).unwrap_err()
+        resume(path, None, &mut trainer.state, &trainer.comm, &Device::flex(), &mut |_| {}).unwrap_err()
     });
     for error in errors {
         let TrainError::CheckpointRead { reason, .. } = &error else { panic!("{error}") };

@@ -95,9 +95,7 @@ impl Soak {
                 CutCable | CutCableForTwoSeconds => over_nodes,
                 StopRank => n_ranks > 1,
                 FillDisk => self.disk.is_some(),
-                DamageCheckpoint | ShortenCheckpoint => {
-                    checkpoint::steps(&workdir.join("checkpoints")).len() > 1
-                }
+                DamageCheckpoint | ShortenCheckpoint => checkpoint::steps_of_run(workdir).len() > 1,
                 _ => true,
             };
             if is_possible {
@@ -175,7 +173,7 @@ impl Soak {
             }
             ShortenShard => fs::write(self.world.shard(), &shard[..self.below(shard.len())]).unwrap(),
             DamageCheckpoint | ShortenCheckpoint => {
-                let newest = checkpoint::steps(&workdir.join("checkpoints")).pop().unwrap().1;
+                let newest = checkpoint::steps_of_run(workdir).pop().unwrap().1;
                 let files = fs::read_dir(newest).unwrap().map(|entry| entry.unwrap().path());
                 let mut files: Vec<PathBuf> = files.filter(|path| path.is_file()).collect();
                 files.sort();

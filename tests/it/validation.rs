@@ -16,7 +16,7 @@ use ranks::engine::LocalGroup;
 use serde_json::Value;
 use session::{Classifier, NetworkSettings, Session};
 use trainer::Recipe;
-use trainer::checkpoint::{Checkpoint, steps};
+use trainer::checkpoint::{Checkpoint, steps_of_run};
 use trainer::run::{Outcome, Quiet, Validations, run};
 
 use crate::finetune::{CLASSES, finetune_on, plan, prepare};
@@ -64,7 +64,7 @@ fn evaluated_steps(world: &World, run: &str, set: &str) -> Vec<u64> {
 
 /// Returns the steps of the checkpoints of a run.
 fn saved_steps(world: &World, run: &str) -> Vec<u64> {
-    steps(&world.path(run).join("checkpoints")).into_iter().map(|(step, _)| step).collect()
+    steps_of_run(&world.path(run)).into_iter().map(|(step, _)| step).collect()
 }
 
 /// Returns the numbers by which a run was validated.

@@ -40,7 +40,7 @@ pub struct FlatGradient {
 impl FlatGradient {
     /// Returns `None`: this build computes on a CPU, where gradients are summed parameter by
     /// parameter.
-    pub fn on_device_of(_: &Tensor<1>, _: bool) -> Option<Option<Self>> {
+    pub fn on_device_of(_: &Tensor<1>) -> Option<Self> {
         None
     }
 
@@ -58,14 +58,11 @@ impl FlatGradient {
 
 #[cfg(feature = "cube")]
 impl FlatGradient {
-    /// Returns the gradient of the unit whose parameters are `flat`, `[padded]`: `Some(None)` on a
-    /// GPU if not `tracks`, and `None` on a CPU, where gradients are summed parameter by parameter.
-    /// Memory is allocated with the first gradient.
-    pub fn on_device_of(flat: &Tensor<1>, tracks: bool) -> Option<Option<Self>> {
-        if !cube::is_cube(flat) {
-            return None;
-        }
-        Some(tracks.then(|| Self { buffer: Buffer::new(flat), leaves: Vec::new() }))
+    /// Returns the gradient of the unit whose parameters are `flat`, `[padded]`; `None` on a CPU,
+    /// where gradients are summed parameter by parameter. Memory is allocated with the first
+    /// gradient.
+    pub fn on_device_of(flat: &Tensor<1>) -> Option<Self> {
+        cube::is_cube(flat).then(|| Self { buffer: Buffer::new(flat), leaves: Vec::new() })
     }
 
     /// Returns `value`, which are the elements `range` of the unit's parameters in any shape and
@@ -152,7 +149,7 @@ mod tests {
     fn gradients_of_all_uses_are_added_in_place() {
         for device in devices() {
             let flat = leaves(&device, &[[104]], 1).remove(0).inner();
-            let Some(Some(mut gradient)) = FlatGradient::on_device_of(&flat, true) else { continue };
+            let Some(mut gradient) = FlatGradient::on_device_of(&flat) else { continue };
             let x = leaves(&device, &[[2, 5, 8]], 2).remove(0).inner();
             let tracked = flat.clone().autodiff().require_grad();
             let total = loss(x.clone(), sliced(&tracked), 3) + loss(x.clone() * 2.0, sliced(&tracked), 2);
@@ -175,7 +172,7 @@ mod tests {
     fn a_unit_without_gradients_has_zeros() {
         for device in devices() {
             let flat = Tensor::<1>::ones([64], &device);
-            let Some(Some(mut gradient)) = FlatGradient::on_device_of(&flat, true) else { continue };
+            let Some(mut gradient) = FlatGradient::on_device_of(&flat) else { continue };
             let leaf = gradient.leaf(flat.clone(), 0..64);
             let other = Tensor::<1>::ones([1], &device).autodiff().require_grad();
             let mut grads = (other.clone() * 2.0).backward();

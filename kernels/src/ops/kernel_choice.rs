@@ -60,7 +60,7 @@ pub fn try_products(device: &Device) {
         }
         let n_weights = WIDTH * TOKENS[2];
         let flat = cast(random([1, 1, n_weights + WIDTH], device).reshape([n_weights + WIDTH]), dtype);
-        let Some(Some(mut gradient)) = FlatGradient::on_device_of(&flat, true) else { continue };
+        let Some(mut gradient) = FlatGradient::on_device_of(&flat) else { continue };
         let weight = part(&flat, 0..n_weights).reshape([WIDTH, TOKENS[2]]);
         let weight = gradient.leaf(weight, 0..n_weights);
         let range = n_weights..n_weights + WIDTH;

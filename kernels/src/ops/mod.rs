@@ -13,6 +13,7 @@
 //! only, because optimizing it for speed took a third of a build's time: every expensive operation
 //! needs a kernel here, which takes a tensor's slice once, outside its loops.
 
+mod add_term;
 mod attention;
 mod batch_norm;
 mod bilinear;
@@ -63,6 +64,7 @@ mod waves;
 mod weight_norm;
 mod weights;
 
+pub use add_term::add_term;
 pub use attention::{attention, class_attention, keeps_weights};
 pub use batch_norm::{Affine, moments, normalize};
 pub use bilinear::{Taps, bilinear_taps};
@@ -100,7 +102,7 @@ pub use sequence::sequence;
 pub use shared::SharedGradient;
 pub use swiglu::swiglu;
 pub use total::total;
-pub use unit_rows::unit_rows;
+pub use unit_rows::{NORM_EPSILON, unit_rows};
 pub use waves::{wave_sums, weighted_waves};
 pub use weight_norm::weight_norm_linear;
 

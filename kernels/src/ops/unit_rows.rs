@@ -13,6 +13,9 @@ use super::bridge::{Kernel, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::{lane_dot, over_rows};
 
+/// Epsilon of [`unit_rows`] in embeddings and prototypes, that of PyTorch's `normalize`.
+pub const NORM_EPSILON: f64 = 1e-12;
+
 /// Scales the rows of `x` to unit length; `epsilon` keeps a row of zeros finite.
 pub fn unit_rows(x: Tensor<2>, epsilon: f64) -> Tensor<2> {
     #[cfg(feature = "cube")]

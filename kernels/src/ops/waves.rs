@@ -16,6 +16,7 @@ use burn_tensor::Tensor;
 use multiversion::multiversion;
 use rayon::prelude::*;
 
+use super::add_term::add_term;
 use super::bridge::{Kernel, PrimitiveBackend, run};
 use super::cpu::{contiguous, dims, is_flex, slice, tensor};
 use super::math::sin_cos;
@@ -89,10 +90,7 @@ fn plain(p: Tensor<2>, weights: Tensor<1>, spacing: f64) -> Tensor<1> {
         let a = weights.clone().slice([k..k + 1, 0..m]);
         let b = weights.clone().slice([n_points + k..n_points + k + 1, 0..m]);
         let term = (angle.clone().cos() * a).sum() + (angle.sin() * b).sum();
-        total = Some(match total {
-            Some(total) => total + term,
-            None => term,
-        });
+        total = Some(add_term(total, term));
     }
     total.unwrap_or_else(|| p.sum() * 0.0)
 }

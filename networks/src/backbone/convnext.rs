@@ -201,11 +201,6 @@ fn norm<const D: usize>(name: &str, x: Tensor<D>, cx: &Context<'_>) -> Tensor<D>
     layer_norm(x, gain, bias, EPSILON)
 }
 
-/// Returns weight and bias of the linear layer `name`.
-fn linear_params(name: &str, cx: &Context<'_>) -> (Tensor<2>, Tensor<1>) {
-    (cx.leaves.stored(&format!("{name}.weight")), cx.leaves.bias(&format!("{name}.bias")))
-}
-
 /// First unit: a projection of patches, and a norm.
 struct Stem {
     n_channels: usize,
@@ -342,7 +337,7 @@ impl Unit for Block {
             let factors = factors.as_deref();
             let h = apply_to_kept(h.reshape(tokens.x.dims()), &lengths, factors, |h, _| {
                 let h = cx.rounded(norm("norm", h, cx));
-                mlp(h, linear_params("mlp.fc1", cx), linear_params("mlp.fc2", cx))
+                mlp(h, cx.linear_params("mlp.fc1"), cx.linear_params("mlp.fc2"))
             });
             let factors = factors.map(|factors| SequenceFactors { factors, lengths: &lengths });
             let y = skip.join(h.reshape(shape), Some(cx.leaves.get("gamma")), factors);

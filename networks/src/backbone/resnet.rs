@@ -79,12 +79,18 @@ impl Config {
     }
 
     fn stem(&self) -> Stem {
-        let (kernel, stride) = match self.stem {
-            StemKind::Imagenet => (7, 2),
-            StemKind::Small => (3, 1),
+        let layer = match self.stem {
+            StemKind::Imagenet => layer("conv1", "bn1", self.channels, self.width, 7, 2),
+            StemKind::Small => layer("conv1", "bn1", self.channels, self.width, 3, 1),
         };
-        let layer = layer("conv1", "bn1", self.channels, self.width, kernel, stride);
         Stem { name: ".stem", layer, pools: self.stem == StemKind::Imagenet }
+    }
+
+    /// Returns the number of channels after `stage`.
+    fn output(&self, stage: usize) -> usize {
+        let (_, has_bottlenecks) = self.stages();
+        let expansion = if has_bottlenecks { 4 } else { 1 };
+        (self.width << stage) * expansion
     }
 
     /// Creates branch `index` of `stage`, of `input` channels.
@@ -92,7 +98,7 @@ impl Config {
         let width = self.width << stage;
         let stride = if stage > 0 && index == 0 { 2 } else { 1 };
         let (_, bottleneck) = self.stages();
-        let output = if bottleneck { 4 * width } else { width };
+        let output = self.output(stage);
         let mut layers = if bottleneck {
             vec![
                 layer("conv1", "bn1", input, width, 1, 1),
@@ -136,7 +142,7 @@ impl BackboneConfig for Config {
     }
 
     fn units(&self, readout: Readout) -> Vec<Box<dyn Unit>> {
-        let (depths, bottleneck) = self.stages();
+        let (depths, _) = self.stages();
         let mut units: Vec<Box<dyn Unit>> = vec![Box::new(self.stem())];
         let mut input = self.width;
         for (stage, depth) in depths.into_iter().enumerate() {
@@ -145,7 +151,7 @@ impl BackboneConfig for Config {
                 let pools = is_last && readout == Readout::Pooled;
                 let branch = self.branch(stage, index, input);
                 units.push(Box::new(BranchPart::undivided(Branch { pools, ..branch })));
-                input = (self.width << stage) * if bottleneck { 4 } else { 1 };
+                input = self.output(stage);
             }
         }
         units
@@ -157,8 +163,7 @@ impl BackboneConfig for Config {
     }
 
     fn width(&self) -> usize {
-        let (_, bottleneck) = self.stages();
-        8 * self.width * if bottleneck { 4 } else { 1 }
+        self.output(3)
     }
 
     fn n_channels(&self) -> usize {

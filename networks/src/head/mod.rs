@@ -65,7 +65,7 @@ impl Head {
 
     /// Returns whether the columns of the head are divided, given the number of parts of divided
     /// columns.
-    fn is_divided(&self, n_column_parts: usize) -> bool {
+    pub fn is_divided(&self, n_column_parts: usize) -> bool {
         self.may_divide && n_column_parts > 1
     }
 }
@@ -117,6 +117,11 @@ impl Reads {
         }
     }
 
+    /// Returns whether the cells of the grid are read by themselves.
+    fn has_cells(self) -> bool {
+        matches!(self, Self::Patches | Self::Tokens)
+    }
+
     /// Returns whether masked cells are read.
     pub fn has_masked(self) -> bool {
         matches!(self, Self::Masked | Self::PooledAndMasked | Self::PooledAndCells)
@@ -125,8 +130,7 @@ impl Reads {
 
 /// Returns the features that a backbone must return for these heads.
 pub fn readout(heads: &[Head]) -> Readout {
-    let reads_cells = |head: &Head| matches!(head.reads, Reads::Patches | Reads::Tokens);
-    if heads.iter().any(|head| reads_cells(head) || head.reads.has_masked()) {
+    if heads.iter().any(|head| head.reads.has_cells() || head.reads.has_masked()) {
         Readout::All
     } else {
         Readout::Pooled

@@ -8,14 +8,11 @@
 //! of V matter, or trained with the rest. DINOv3 uses V without normalization.
 
 use burn_tensor::Tensor;
-use kernels::ops::{matmul_transposed, unit_rows, weight_norm_linear};
+use kernels::ops::{NORM_EPSILON, matmul_transposed, unit_rows, weight_norm_linear};
 
 use crate::params::{Init, ParamSpec};
 use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
-
-/// Number that keeps the norm of an embedding away from zero, the default of PyTorch's `normalize`.
-const NORM_EPSILON: f64 = 1e-12;
 
 /// A layer of prototypes.
 #[derive(Debug, Clone)]

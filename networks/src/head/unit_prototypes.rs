@@ -8,15 +8,12 @@
 //! the sphere.
 
 use burn_tensor::Tensor;
-use kernels::ops::{matmul_transposed, unit_rows};
+use kernels::ops::{NORM_EPSILON, matmul_transposed, unit_rows};
 
 use crate::leaves::Leaves;
 use crate::params::{Init, ParamSpec};
 use crate::tokens::Tokens;
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
-
-/// Number that keeps a length away from zero, the default of PyTorch's `normalize`.
-const NORM_EPSILON: f64 = 1e-12;
 
 /// Name of the parameter of the prototypes.
 const WEIGHT: &str = "weight";

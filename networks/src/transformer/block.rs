@@ -56,9 +56,8 @@ impl MlpKind {
 pub(crate) struct Block {
     /// Name of the undivided unit.
     pub name: String,
-    /// Name of this part of a divided block, and index of its residual branch; absent in an
-    /// undivided block.
-    pub part: Option<(String, usize)>,
+    /// Part of a divided block that this is; absent in an undivided block.
+    pub part: Option<BlockPart>,
     /// Channels of a token.
     pub width: usize,
     /// Number of attention heads.
@@ -81,11 +80,35 @@ pub(crate) struct Block {
     pub rope: Option<Arc<Rope>>,
 }
 
-/// Index of the residual branch of attention.
-const ATTENTION: usize = 0;
+/// A part of a divided block: one of its residual branches.
+#[derive(Clone)]
+pub(crate) struct BlockPart {
+    /// Name of the part.
+    name: String,
+    branch: ResidualBranch,
+}
 
-/// Index of the residual branch of the MLP.
-const MLP: usize = 1;
+/// A residual branch of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ResidualBranch {
+    Attention,
+    Mlp,
+}
+
+impl ResidualBranch {
+    /// Returns the index of the branch within its block.
+    fn index(self) -> usize {
+        match self {
+            Self::Attention => 0,
+            Self::Mlp => 1,
+        }
+    }
+
+    /// Returns the number of the branch in the names of its parameters, such as `norm1`.
+    fn number(self) -> usize {
+        self.index() + 1
+    }
+}
 
 /// Drop-path rates over the depth of a transformer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -142,10 +165,9 @@ impl<'a> Stream<'a> {
         Self { cx, lengths: tokens.lengths(), groups, rotation }
     }
 
-    /// Returns the factors of the sequences in the residual branch `index`; `None` without
-    /// stochastic depth.
-    fn factors(&self, index: usize) -> Option<Vec<f32>> {
-        self.cx.draws.factors(self.groups.clone(), index)
+    /// Returns the factors of the sequences in `branch`; `None` without stochastic depth.
+    fn factors(&self, branch: ResidualBranch) -> Option<Vec<f32>> {
+        self.cx.draws.factors(self.groups.clone(), branch.index())
     }
 
     /// Returns factors of the sequences with the sequences' lengths.
@@ -190,53 +212,64 @@ impl Block {
     }
 
     fn mlp(&self, cx: &Context<'_>, x: Tensor<2>) -> Tensor<2> {
-        let first = linear_params("mlp.fc1", cx);
-        let second = linear_params("mlp.fc2", cx);
+        let first = cx.linear_params("mlp.fc1");
+        let second = cx.linear_params("mlp.fc2");
         match self.mlp {
             MlpKind::Gelu => mlp(cx.rounded(x), first, second),
             MlpKind::Swiglu => linear(swiglu(linear(cx.rounded(x), first.0, first.1)), second.0, second.1),
         }
     }
 
-    /// Returns whether the unit has the residual branch `index`: attention is 0, the MLP 1.
-    fn has(&self, index: usize) -> bool {
-        self.part.as_ref().is_none_or(|(_, branch)| *branch == index)
+    /// Returns whether the unit has the residual branch `branch`.
+    fn has(&self, branch: ResidualBranch) -> bool {
+        match &self.part {
+            Some(part) => part.branch == branch,
+            None => true,
+        }
     }
 
-    /// Returns the norm at the start of the residual branch `index`.
-    fn norm(&self, cx: &Context<'_>, index: usize) -> BranchNorm {
+    /// Returns the first of the unit's residual branches.
+    fn first_branch(&self) -> ResidualBranch {
+        match &self.part {
+            Some(part) => part.branch,
+            None => ResidualBranch::Attention,
+        }
+    }
+
+    /// Returns the norm at the start of `branch`.
+    fn norm(&self, cx: &Context<'_>, branch: ResidualBranch) -> BranchNorm {
         BranchNorm {
-            gamma: cx.leaves.get(&format!("norm{}.weight", index + 1)),
-            beta: cx.leaves.get(&format!("norm{}.bias", index + 1)),
+            gamma: cx.leaves.get(&format!("norm{}.weight", branch.number())),
+            beta: cx.leaves.get(&format!("norm{}.bias", branch.number())),
             epsilon: self.epsilon,
             products: cx.types.products,
         }
     }
 
-    /// Returns the scale of the channels of the residual branch `index`, if it has one.
-    fn channel_scale(&self, cx: &Context<'_>, index: usize) -> Option<Tensor<1>> {
-        self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", index + 1)))
+    /// Returns the scale of the channels of `branch`, if it has one.
+    fn channel_scale(&self, cx: &Context<'_>, branch: ResidualBranch) -> Option<Tensor<1>> {
+        self.layer_scale.map(|_| cx.leaves.get(&format!("ls{}.gamma", branch.number())))
     }
 
-    /// Returns the output of the residual branch `index` for its normalized input `h`, `[T, D]`.
-    /// `factors` are those of the sequences.
+    /// Returns the output of `branch` for its normalized input `h`, `[T, D]`. `factors` are those
+    /// of the sequences.
     fn branch_output(
         &self,
         stream: &Stream<'_>,
-        index: usize,
+        branch: ResidualBranch,
         h: Tensor<2>,
         factors: Option<&[f32]>,
     ) -> Tensor<2> {
-        apply_to_kept(h, &stream.lengths, factors, |h, kept| match index {
-            ATTENTION => self.attend(stream, h, kept),
-            _ => self.mlp(stream.cx, h),
+        apply_to_kept(h, &stream.lengths, factors, |h, kept| match branch {
+            ResidualBranch::Attention => self.attend(stream, h, kept),
+            ResidualBranch::Mlp => self.mlp(stream.cx, h),
         })
     }
 
     /// Adds the unit's residual branches to the tokens `x` of `stream`, `[T, D]`.
     fn add_branches(&self, stream: &Stream<'_>, x: Tensor<2>) -> Tensor<2> {
         let cx = stream.cx;
-        let first = self.part.as_ref().map_or(ATTENTION, |(_, index)| *index);
+        let first = self.first_branch();
         let (h, skip) = branch(x, self.norm(cx, first));
         let factors = stream.factors(first);
         let b = self.branch_output(stream, first, h, factors.as_deref());
@@ -244,16 +277,18 @@ impl Block {
         if self.part.is_some() {
             return skip.join(b, scale, stream.by_sequence(factors.as_deref()));
         }
-        let norm = self.norm(cx, MLP);
+        let second = ResidualBranch::Mlp;
+        let norm = self.norm(cx, second);
         let (h, skip) = skip.join_and_branch(b, scale, stream.by_sequence(factors.as_deref()), norm);
-        let factors = stream.factors(MLP);
-        let b = self.branch_output(stream, MLP, h, factors.as_deref());
-        skip.join(b, self.channel_scale(cx, MLP), stream.by_sequence(factors.as_deref()))
+        let factors = stream.factors(second);
+        let b = self.branch_output(stream, second, h, factors.as_deref());
+        skip.join(b, self.channel_scale(cx, second), stream.by_sequence(factors.as_deref()))
     }
 
-    /// Creates the part of the block that has only the residual branch `index`.
-    fn branch_part(&self, index: usize) -> Self {
-        Self { part: Some((part_name(&self.name, index), index)), ..self.clone() }
+    /// Creates the part of the block that has only `branch`.
+    fn branch_part(&self, branch: ResidualBranch) -> Self {
+        let name = part_name(&self.name, branch.index());
+        Self { part: Some(BlockPart { name, branch }), ..self.clone() }
     }
 
     /// Returns a weight `[n_products * n_each, n_inputs]`. Several products that are stored as one
@@ -269,11 +304,6 @@ impl Block {
     }
 }
 
-/// Returns weight and bias of the linear layer `name`.
-fn linear_params(name: &str, cx: &Context<'_>) -> (Tensor<2>, Tensor<1>) {
-    (cx.leaves.stored(&format!("{name}.weight")), cx.leaves.bias(&format!("{name}.bias")))
-}
-
 /// Returns a bias of zeros on the device of `weight`.
 fn zero_bias(len: usize, weight: &Tensor<2>) -> Tensor<1> {
     let zeros = in_f32(Tensor::<1>::zeros([len], &weight.device().inner()).cast(weight.dtype()));
@@ -283,13 +313,14 @@ fn zero_bias(len: usize, weight: &Tensor<2>) -> Tensor<1> {
 impl Unit for Block {
     fn name(&self) -> &str {
         match &self.part {
-            Some((name, _)) => name,
+            Some(part) => &part.name,
             None => &self.name,
         }
     }
 
     fn parts(&self, _: usize) -> Option<Vec<Box<dyn Unit>>> {
-        Some(vec![Box::new(self.branch_part(ATTENTION)), Box::new(self.branch_part(MLP))])
+        let attention = self.branch_part(ResidualBranch::Attention);
+        Some(vec![Box::new(attention), Box::new(self.branch_part(ResidualBranch::Mlp))])
     }
 
     fn params(&self) -> Vec<ParamSpec> {
@@ -297,7 +328,7 @@ impl Unit for Block {
         let hidden = self.hidden;
         let n_products = self.mlp.n_products();
         let mut params = Vec::new();
-        if self.has(ATTENTION) {
+        if self.has(ResidualBranch::Attention) {
             params.push(ParamSpec::vector("norm1.weight", d, 1.0));
             params.push(ParamSpec::vector("norm1.bias", d, 0.0));
             params.push(self.weight("attn.qkv.weight", d, 3, d).adaptable());
@@ -308,7 +339,7 @@ impl Unit for Block {
             }
             params.extend(self.scale("ls1.gamma"));
         }
-        if self.has(MLP) {
+        if self.has(ResidualBranch::Mlp) {
             params.push(ParamSpec::vector("norm2.weight", d, 1.0));
             params.push(ParamSpec::vector("norm2.bias", d, 0.0));
             params.push(self.weight("mlp.fc1.weight", hidden, n_products, d).adaptable());
@@ -349,8 +380,8 @@ impl Unit for Block {
             MlpKind::Gelu => hidden,
             MlpKind::Swiglu => 3.0 * hidden,
         };
-        let n_attention = f64::from(u8::from(self.has(ATTENTION)));
-        let n_mlps = f64::from(u8::from(self.has(MLP)));
+        let n_attention = f64::from(u8::from(self.has(ResidualBranch::Attention)));
+        let n_mlps = f64::from(u8::from(self.has(ResidualBranch::Mlp)));
         let n_branches = n_attention + n_mlps;
         let mut costs = Vec::with_capacity(groups.len());
         for group in groups {
@@ -385,7 +416,7 @@ impl Unit for Block {
     }
 
     fn class_attention(&self, tokens: &Tokens, cx: &Context<'_>) -> Option<Tensor<3>> {
-        if !self.has(ATTENTION) {
+        if !self.has(ResidualBranch::Attention) {
             return None;
         }
         let gain = cx.leaves.get("norm1.weight");

@@ -22,7 +22,7 @@ use super::position_table::PositionTable;
 use crate::leaves::Leaves;
 use crate::mask::Masking;
 use crate::params::{Init, ParamSpec};
-use crate::tokens::{Masked, Sequences, Tokens};
+use crate::tokens::{Sequences, Tokens};
 use crate::unit::{Context, Cost, Elements, GroupShape, StageOutput, Unit};
 
 /// Patch projection, class token, registers and position embedding.
@@ -64,8 +64,10 @@ impl Embed {
     /// Replaces the masked patches of `group`, in `patches` of `[n·N, D]`, by the token for masked
     /// patches, if the network sees it in their place.
     fn replace_masked(&self, patches: Tensor<2>, group: &Sequences, leaves: &Leaves<'_>) -> Tensor<2> {
-        let is_replaced = |masked: &&Masked| masked.masking == Masking::Replaced && self.takes_masks;
-        let Some(masked) = group.masked.as_ref().filter(is_replaced) else { return patches };
+        let Some(masked) = &group.masked else { return patches };
+        if masked.masking != Masking::Replaced || !self.takes_masks {
+            return patches;
+        }
         let [n_rows, d] = patches.dims();
         let mut hidden = vec![0.0f32; n_rows];
         for token in masked.rows.tokens(0, group.n_grid_cells()).into_iter().take(masked.rows.n()) {

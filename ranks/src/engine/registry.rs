@@ -125,6 +125,34 @@ struct Checked<'a> {
     result: Result<(), String>,
 }
 
+/// What a rank tells the others before they agree on an engine: a message of bytes, which has one
+/// length on all ranks.
+#[derive(Clone, Copy)]
+struct RankMessage<'a> {
+    /// Kind of the rank's device, as [`kind_byte`] encodes it.
+    kind: u8,
+    /// A byte for every engine, whatever the rank's flags; 0 if it cannot serve the rank.
+    usable: &'a [u8],
+    /// Identifier of the rank's device.
+    device_id: &'a [u8],
+}
+
+impl<'a> RankMessage<'a> {
+    /// Returns the message of the rank at `site`.
+    fn encode(site: &Site, checked: &[Checked<'_>]) -> Vec<u8> {
+        let mut bytes = vec![kind_byte(site.device.kind)];
+        bytes.extend(checked.iter().map(|engine| u8::from(engine.result.is_ok())));
+        bytes.extend(site.device.id);
+        bytes
+    }
+
+    /// Reads a message about `n_engines` engines.
+    fn decode(bytes: &'a [u8], n_engines: usize) -> Self {
+        let (usable, device_id) = bytes[1..].split_at(n_engines);
+        Self { kind: bytes[0], usable, device_id }
+    }
+}
+
 /// Starts the first engine that all ranks can use; ranks exchange what they can use through the
 /// engine of `meeting`.
 fn agree(
@@ -133,25 +161,19 @@ fn agree(
     checked: &[Checked<'_>],
 ) -> Result<Box<dyn Engine>, EngineError> {
     let mut engine = meeting.start(site, None)?;
-    let kind = match site.device.kind {
-        DeviceKind::Cpu => 0,
-        DeviceKind::Cuda(_) => 1,
-        DeviceKind::Wgpu => 2,
-    };
-    // A byte for every engine, whatever this rank's flags: messages have one length on all ranks.
-    let mut mine = vec![kind];
-    mine.extend(checked.iter().map(|engine| u8::from(engine.result.is_ok())));
-    mine.extend(site.device.id);
+    let mine = RankMessage::encode(site, checked);
     let mut gathered = vec![0; mine.len() * site.world_size];
     engine.all_gather(&mine, &mut gathered)?;
-    let ranks: Vec<&[u8]> = gathered.chunks_exact(mine.len()).collect();
+    let mut ranks = Vec::with_capacity(site.world_size);
+    for bytes in gathered.chunks_exact(mine.len()) {
+        ranks.push(RankMessage::decode(bytes, checked.len()));
+    }
     check_kinds(&ranks)?;
-    let ids = 1 + checked.len();
-    let have_own_devices =
-        ranks.iter().map(|rank| &rank[ids..]).collect::<BTreeSet<_>>().len() == ranks.len();
+    let device_ids: BTreeSet<&[u8]> = ranks.iter().map(|rank| rank.device_id).collect();
+    let have_own_devices = device_ids.len() == ranks.len();
     let mut refused = Vec::new();
     for (index, Checked { connector, result }) in checked.iter().enumerate() {
-        if let Some(rank) = ranks.iter().position(|rank| rank[1 + index] == 0) {
+        if let Some(rank) = ranks.iter().position(|rank| rank.usable[index] == 0) {
             // The reason why this rank cannot use the engine is more precise than that another one
             // cannot.
             let other = format!("rank {rank} cannot use it; see its message");
@@ -176,13 +198,22 @@ fn agree(
     Err(no_engine(site, &refused))
 }
 
-/// Checks that all ranks compute on one kind of device, the first byte of their messages.
-fn check_kinds(ranks: &[&[u8]]) -> Result<(), EngineError> {
-    let Some(other) = ranks.iter().position(|rank| rank[0] != ranks[0][0]) else { return Ok(()) };
-    let first_kind = kind_name(ranks[0][0]);
-    let other_kind = kind_name(ranks[other][0]);
+/// Checks that all ranks compute on one kind of device.
+fn check_kinds(ranks: &[RankMessage<'_>]) -> Result<(), EngineError> {
+    let Some(other) = ranks.iter().position(|rank| rank.kind != ranks[0].kind) else { return Ok(()) };
+    let first_kind = kind_name(ranks[0].kind);
+    let other_kind = kind_name(ranks[other].kind);
     let reason = format!("rank 0 computes on {first_kind}, rank {other} on {other_kind}; give --device");
     Err(EngineError::Unavailable { engine: "ranks", reason })
+}
+
+/// Returns the byte of a kind of device in a rank's message.
+fn kind_byte(kind: DeviceKind) -> u8 {
+    match kind {
+        DeviceKind::Cpu => 0,
+        DeviceKind::Cuda(_) => 1,
+        DeviceKind::Wgpu => 2,
+    }
 }
 
 /// Returns the name of a kind of device, from its byte in a rank's message.

@@ -20,7 +20,7 @@ use ranks::topology::Topology;
 
 use super::median;
 use super::memory_gauge::MemoryGauge;
-use super::noise::noise;
+use super::noise::{DOMAIN, noise};
 use crate::optim::state::UnitShard;
 use crate::recipe::plan::Plan;
 use crate::step::backbone::BackbonePass;
@@ -62,29 +62,56 @@ pub fn backbone(
     let bench = BackboneBench::new(plan, device);
     let one = Workers::for_device(device, 1);
     let workers = Workers::for_device(device, plan.step_config().n_workers);
-    let variants: [&dyn Fn() -> Gradients; 4] =
-        [&|| bench.whole_graph(&one), &|| bench.units(&one, true), &|| bench.units(&one, false), &|| {
-            bench.units(&workers, true)
-        }];
+    let mut variants = [
+        Variant::new(Pass::WholeGraph, &one),
+        Variant::new(Pass::Kept, &one),
+        Variant::new(Pass::Recomputed, &one),
+        Variant::new(Pass::Kept, &workers),
+    ];
     // The first round warms caches and pools. It alone measures memory: measuring empties a GPU's
     // pool.
-    let mut peak_bytes = [0; 4];
-    for (peak_bytes, run) in peak_bytes.iter_mut().zip(variants) {
+    for variant in &mut variants {
         memory.reset_peak();
-        bench.time_ms(run)?;
-        *peak_bytes = memory.peak_bytes().saturating_sub(before);
+        bench.time_ms(variant.pass, variant.workers)?;
+        variant.peak_bytes = memory.peak_bytes().saturating_sub(before);
     }
-    let mut times: [Vec<f64>; 4] = Default::default();
     for _ in 0..repeats.max(1) {
-        for (times, run) in times.iter_mut().zip(variants) {
-            times.push(bench.time_ms(run)?);
+        for variant in &mut variants {
+            let ms = bench.time_ms(variant.pass, variant.workers)?;
+            variant.times_ms.push(ms);
         }
     }
-    let [whole_graph, kept, recomputed, workers] = std::array::from_fn(|i| Cost {
-        ms: median(std::mem::take(&mut times[i])),
-        peak_bytes: peak_bytes[i],
-    });
+    let [whole_graph, kept, recomputed, workers] = variants.map(Variant::cost);
     Ok(BackboneCosts { whole_graph, kept, recomputed, workers })
+}
+
+/// Way in which the gradients are computed.
+#[derive(Debug, Clone, Copy)]
+enum Pass {
+    /// One autodiff graph over all units.
+    WholeGraph,
+    /// Unit by unit, graphs kept.
+    Kept,
+    /// Unit by unit, every unit run again in the backward pass.
+    Recomputed,
+}
+
+/// A pass that is measured, with its measurements.
+struct Variant<'a> {
+    pass: Pass,
+    workers: &'a Workers,
+    peak_bytes: usize,
+    times_ms: Vec<f64>,
+}
+
+impl<'a> Variant<'a> {
+    fn new(pass: Pass, workers: &'a Workers) -> Self {
+        Self { pass, workers, peak_bytes: 0, times_ms: Vec::new() }
+    }
+
+    fn cost(self) -> Cost {
+        Cost { ms: median(self.times_ms), peak_bytes: self.peak_bytes }
+    }
 }
 
 /// Flat gradients of all units.
@@ -109,7 +136,7 @@ impl BackboneBench {
             .map(|unit| UnitShard::init(unit.as_ref(), 0, Topology::SINGLE_RANK, &[], device))
             .collect();
         let size_px = model.image_px();
-        let mut rng = ViewRng::from_words([0, 0x6e6f_6973_6500_0000, 1, 0]);
+        let mut rng = ViewRng::from_words([0, DOMAIN, 1, 0]);
         let format = plan.recipe.data.format();
         let mut images = Vec::with_capacity(plan.recipe.optim.batch_size);
         for _ in 0..plan.recipe.optim.batch_size {
@@ -172,10 +199,19 @@ impl BackboneBench {
         pass.gradients(slices, keeps_graph, start_gradient)
     }
 
-    /// Returns the time of `run` in milliseconds, including the work of the device.
-    fn time_ms(&self, run: &dyn Fn() -> Gradients) -> Result<f64, EngineError> {
+    /// Returns the flat gradients of all units.
+    fn gradients(&self, pass: Pass, workers: &Workers) -> Gradients {
+        match pass {
+            Pass::WholeGraph => self.whole_graph(workers),
+            Pass::Kept => self.units(workers, true),
+            Pass::Recomputed => self.units(workers, false),
+        }
+    }
+
+    /// Returns the time of `pass` in milliseconds, including the work of the device.
+    fn time_ms(&self, pass: Pass, workers: &Workers) -> Result<f64, EngineError> {
         let start = Instant::now();
-        let result = run()?;
+        let result = self.gradients(pass, workers)?;
         let _ = self.device.sync();
         let elapsed = start.elapsed().as_secs_f64() * 1e3;
         drop(result);

@@ -225,6 +225,9 @@ pub(super) fn read_in_f32(tensor: Tensor<3>) -> Result<Vec<f32>, DeviceFailure> 
     read_back(cast(tensor, DType::F32).reshape([n]))
 }
 
+/// Number of runs that must give the same bits.
+pub(super) const N_EQUAL: usize = 3;
+
 /// Returns whether all numbers have the same bits.
 pub(super) fn have_same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())

@@ -16,11 +16,8 @@ use kernels::ops::{FlatGradient, cast, linear, part, seed};
 use serde_json::{Value, json};
 
 use super::Times;
-use super::compare::{have_same_bits, read_in_f32};
+use super::compare::{N_EQUAL, have_same_bits, read_in_f32};
 use crate::step::precision::Arithmetic;
-
-/// Runs that must give the same bits.
-const N_EQUAL: usize = 3;
 
 /// Rows of each result that are computed in f64, spread evenly.
 const N_SAMPLES: usize = 16;
@@ -245,7 +242,7 @@ impl Factors {
     fn pass(&self) -> Results {
         let x = self.x.clone().autodiff().require_grad();
         let missing = "autodiff has a gradient for each leaf";
-        if let Some(Some(mut gradient)) = FlatGradient::on_device_of(&self.parameters, true) {
+        if let Some(mut gradient) = FlatGradient::on_device_of(&self.parameters) {
             let weight = gradient.leaf(self.weight(), self.weight_range());
             let bias = gradient.leaf(self.bias(), self.bias_range());
             let y = linear(x.clone(), weight, bias);

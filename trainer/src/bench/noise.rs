@@ -3,11 +3,14 @@
 use augment::{Batch, Depth, GroupSpec, IGNORED_CLASS, MultiCrop, PixelFormat, SoftLabel, ViewRng, Views};
 use ranks::topology::Topology;
 
+/// Domain of the random streams of noise.
+pub(super) const DOMAIN: u64 = 0x6e6f_6973_6500_0000;
+
 /// Creates a batch of noise for `multicrop`, of pixels of `format`. Its images are of two classes
 /// in turn, for methods that learn from labels, and every fifth has equal shares of both. So are
 /// squares of its pixels, for methods that learn from masks.
 pub fn noise_batch(multicrop: &MultiCrop, format: PixelFormat, n_samples: usize, seed: u64) -> Batch {
-    let mut rng = ViewRng::from_words([seed, 0x6e6f_6973_6500_0000, 0, 0]);
+    let mut rng = ViewRng::from_words([seed, DOMAIN, 0, 0]);
     let mut samples = Vec::with_capacity(n_samples);
     let mut labels: Vec<SoftLabel> = Vec::with_capacity(n_samples);
     for index in 0..n_samples {

@@ -8,11 +8,8 @@ use kernels::ops::{
 };
 use serde_json::{Value, json};
 
-use super::compare::{difference, have_same_bits, read_in_f32};
+use super::compare::{N_EQUAL, difference, have_same_bits, read_in_f32};
 use crate::step::precision::Arithmetic;
-
-/// Runs that must give the same bits.
-const N_EQUAL: usize = 3;
 
 /// Heads of the attention.
 const N_HEADS: usize = 6;

@@ -34,14 +34,22 @@ pub struct StepBench {
     pub phases: Phases,
     /// Times of steps one after another.
     pub step: Times,
-    /// Time in milliseconds of the step's matrix products alone, and the number of their
-    /// floating-point operations; `None` on a device other than the CPU.
-    pub products: Option<[f64; 2]>,
+    /// The step's matrix products alone; `None` on a device other than the CPU.
+    pub products: Option<ProductsAlone>,
     /// Floating-point operations of a step's matrix products.
     pub flops: StepFlops,
     /// Most bytes that the device's pools have held, including scratch of tuning; `None` for the
     /// host.
     pub peak_bytes: Option<u64>,
+}
+
+/// Matrix products of a step, computed alone.
+#[derive(Debug, Clone, Copy)]
+pub struct ProductsAlone {
+    /// Time in milliseconds.
+    pub ms: f64,
+    /// Number of floating-point operations.
+    pub flops: f64,
 }
 
 /// Takes `repeats` steps by phase and as many one after another, after two for warm-up.
@@ -63,8 +71,10 @@ pub fn steps(plan: &Plan, repeats: usize, device: &Device) -> Result<StepBench, 
     let (stepped, recorded) = products_of(|| trainer.step(&batch, &scheduled_values));
     stepped?;
     let step = Times::new(whole_steps_ms(&mut trainer, batch, &scheduled_values, repeats, device)?);
-    let products =
-        (*device == Device::flex()).then(|| [alone_ms(&recorded, plan.n_workers), flops(&recorded)]);
+    let mut products = None;
+    if *device == Device::flex() {
+        products = Some(ProductsAlone { ms: alone_ms(&recorded, plan.n_workers), flops: flops(&recorded) });
+    }
     let phases = Phases {
         input_ms: median_phase_ms(&all, |phases| phases.input_ms),
         targets_ms: median_phase_ms(&all, |phases| phases.targets_ms),

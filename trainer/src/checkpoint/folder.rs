@@ -17,6 +17,11 @@ const HOLD_SEPARATOR: &str = ".held-";
 /// Time after which a hold that has not been dropped expires.
 const HOLD_DURATION: Duration = Duration::from_secs(15 * 60);
 
+/// Returns the folder of the checkpoints of the run in `workdir`.
+pub fn folder_in(workdir: &Path) -> PathBuf {
+    workdir.join("checkpoints")
+}
+
 /// Returns the folder of the checkpoint of `step`.
 pub(super) fn step_folder(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("step-{step:010}"))
@@ -35,6 +40,11 @@ pub(super) fn steps_in(folder: &Path) -> Vec<PathBuf> {
 /// Returns the finished checkpoints under `folder` with their steps, oldest first.
 pub fn steps(folder: &Path) -> Vec<(u64, PathBuf)> {
     steps_in(folder).into_iter().filter_map(|path| Some((step_number(&path)?, path))).collect()
+}
+
+/// Returns the finished checkpoints of the run in `workdir` with their steps, oldest first.
+pub fn steps_of_run(workdir: &Path) -> Vec<(u64, PathBuf)> {
+    steps(&folder_in(workdir))
 }
 
 fn step_number(path: &Path) -> Option<u64> {

@@ -11,11 +11,13 @@ use networks::backbone::Readout;
 use networks::layout::{ALIGNMENT, ParamSlot, UnitLayout};
 use networks::tensor::joined;
 
+use super::folder::{self, folder_in};
 use super::param_index::{ParamIndex, UnitRange};
 use super::shard_file::ShardFile;
-use super::{LATEST, MANIFEST, Manifest, ParamEntry, UnitEntry, VERSION, folder, pieces, read_error};
+use super::{LATEST, MANIFEST, Manifest, ParamEntry, UnitEntry, VERSION, pieces, read_error};
 use crate::error::TrainError;
 use crate::recipe::check::check;
+use crate::recipe::plan::Plan;
 use crate::step::{NetworkState, TrainState};
 
 /// Extensions of files of weights.
@@ -23,7 +25,7 @@ const WEIGHT_EXTENSIONS: [&str; 6] = ["safetensors", "pth", "pt", "bin", "ckpt",
 
 /// Describes `path`, in which there is no checkpoint, with advice on what to give instead.
 fn describe_folder(path: &Path) -> String {
-    if path.join("plan.toml").exists() {
+    if Plan::path_in(path).exists() {
         return "its run has not written a checkpoint yet".into();
     }
     if path.join(".metadata").exists() {
@@ -35,7 +37,7 @@ fn describe_folder(path: &Path) -> String {
     let mut entries: Vec<PathBuf> =
         fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
     entries.sort();
-    if let Some(run) = entries.iter().find(|entry| entry.join("plan.toml").exists()) {
+    if let Some(run) = entries.iter().find(|entry| Plan::path_in(entry).exists()) {
         return format!("it is a folder of runs: give one of them, such as {}", run.display());
     }
     match entries.iter().find(|entry| is_weights_file(entry)) {
@@ -78,7 +80,7 @@ impl Checkpoint {
         if path.join(MANIFEST).exists() {
             return Self::read_verified(path);
         }
-        for folder in [path.to_path_buf(), path.join("checkpoints")] {
+        for folder in [path.to_path_buf(), folder_in(path)] {
             if let Some(checkpoint) = Self::newest(&folder)? {
                 return Ok(checkpoint);
             }
@@ -168,11 +170,6 @@ impl Checkpoint {
     /// Returns the error of this checkpoint, for `reason`.
     fn error(&self, reason: impl ToString) -> TrainError {
         read_error(&self.path, reason)
-    }
-
-    /// Folder of the checkpoint.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 
     /// Calls `f` with file `index`.

@@ -367,7 +367,7 @@ pub(super) fn resume_newest(trainer: &mut Trainer, folder: &Path) -> Option<u64>
     let state = &mut trainer.state;
     let comm = &trainer.comm;
     let warn = &mut |warning: &str| panic!("{warning}");
-    resume(folder, u64::MAX, state, comm, &Device::flex(), warn).unwrap()
+    resume(folder, None, state, comm, &Device::flex(), warn).unwrap()
 }
 
 /// A run that is interrupted after two steps and resumed from its checkpoint, also on another

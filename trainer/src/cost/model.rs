@@ -5,7 +5,7 @@ use std::ops::Add;
 
 use augment::GroupSpec;
 use kernels::ops::ProductLimits;
-use networks::adapter::{Adapter, base_params, takes_adapters};
+use networks::adapter::{Adapter, base_params};
 use networks::backbone::ModelConfig;
 use networks::divided::{divided, numel};
 use networks::head::{Head, staged_units};
@@ -18,7 +18,7 @@ use networks::unit::{Elements, GroupShape, Unit};
 use super::head_rows::{HeadRows, OutputPart, masked_share};
 use super::parameters::{gradients_at_once, product_limits};
 use crate::error::TrainError;
-use crate::method::network::{NetworkSpec, UpdateRule};
+use crate::method::network::{NetworkSpec, UpdateRule, find_trained};
 use crate::method::{Collective, Method};
 use crate::recipe::plan::Plan;
 
@@ -284,17 +284,16 @@ pub fn model_cost(plan: &Plan) -> Result<ModelCost, TrainError> {
 /// trained, after division.
 fn n_fixed(plan: &Plan, method: &dyn Method) -> usize {
     let networks = method.networks();
-    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
-    let Some(network) = trained else { return 0 };
+    let Some(network) = find_trained(&networks) else { return 0 };
     let recipe = &plan.recipe;
-    let parts = divided(network.units(&recipe.model), recipe.run.max_unit_parameters);
-    let undivided: Vec<usize> = parts.iter().map(|part| part.index).collect();
-    let n_fixed = plan.step_config().rates.n_fixed(&undivided);
-    if network.adapter(recipe.optim.adapter).is_none() {
-        return n_fixed;
+    let mut units = Vec::new();
+    let mut undivided = Vec::new();
+    for part in divided(network.units(&recipe.model), recipe.run.max_unit_parameters) {
+        units.push(part.unit);
+        undivided.push(part.index);
     }
-    let n_without_adapters = parts.iter().take_while(|part| !takes_adapters(part.unit.as_ref())).count();
-    n_fixed.max(n_without_adapters)
+    let has_adapters = network.adapter(recipe.optim.adapter).is_some();
+    plan.step_config().rates.n_fixed_at_start(&units, &undivided, has_adapters)
 }
 
 /// Returns the costs of batches that are one of `choices`, by share: the memory of the largest, and

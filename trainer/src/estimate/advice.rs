@@ -46,7 +46,7 @@ impl Planner<'_> {
         }
         let best =
             options.into_iter().min_by(|a, b| b.fits.cmp(&a.fits).then(a.step_s.total_cmp(&b.step_s)))?;
-        let saves_time = best.step_s < (1.0 - LEAST_SAVING) * estimate.time.step_s;
+        let saves_time = is_saved(best.step_s, estimate.time.step_s);
         let is_worthwhile = (best.fits && !estimate.candidate.fits) || saves_time;
         is_worthwhile.then_some(best)
     }
@@ -68,11 +68,16 @@ impl Planner<'_> {
             peak_bytes: divided_candidate.memory.peak_bytes(),
             fits: divided_candidate.fits,
         };
-        let saves_time = advice.step_s < (1.0 - LEAST_SAVING) * estimate.time.step_s;
+        let saves_time = is_saved(advice.step_s, estimate.time.step_s);
         let saves_memory = candidate.placement.keep == 0
             && divided_candidate.placement.keep == 0
-            && advice.peak_bytes < (1.0 - LEAST_SAVING) * candidate.memory.peak_bytes();
+            && is_saved(advice.peak_bytes, candidate.memory.peak_bytes());
         let is_worthwhile = advice.fits && (!candidate.fits || saves_time || saves_memory);
         is_worthwhile.then_some(advice)
     }
+}
+
+/// Returns whether `now` is less than `before` by a share that is worth advice.
+fn is_saved(now: f64, before: f64) -> bool {
+    now < (1.0 - LEAST_SAVING) * before
 }

@@ -14,7 +14,7 @@ use super::gradients::EarlierGradients;
 use super::heads::head_bytes;
 use super::placed::{F32, PlacedModel};
 use crate::cost::ModelCost;
-use crate::step::events::{Event, Retention, StepNetwork};
+use crate::step::events::{Activations, Event, StepNetwork};
 use crate::step::precision::Arithmetic;
 
 /// Memory that a rank holds at the peak of a step.
@@ -96,14 +96,21 @@ pub fn memory(model: &ModelCost, placement: &Placement) -> Memory {
 struct WeightBuffer {
     /// Number of 32-bit words; 0 if a rank computes with its own weights.
     n_words: usize,
-    /// Number of 32-bit words of the buffer of their sums with adapters, and of the adapters; 0 for
-    /// a unit without adapters.
-    n_merged_words: usize,
-    /// Number of 32-bit words of these sums before they are rounded; 0 where they are not.
-    n_unrounded_words: usize,
+    /// Sums of the weights with adapters, which take their place; `None` for a unit without
+    /// adapters, and once they have taken it.
+    sums: Option<AdapterSums>,
     /// Whether the buffer is of the pool: the weights come from other ranks or from host memory,
     /// and are not kept until the backward pass.
     is_pooled: bool,
+}
+
+/// Sums of the weights of a unit with its adapters.
+#[derive(Clone, Copy)]
+struct AdapterSums {
+    /// Number of 32-bit words of the sums and of the adapters.
+    n_words: usize,
+    /// Number of 32-bit words of the sums before they are rounded; 0 where they are not.
+    n_unrounded_words: usize,
 }
 
 impl WeightBuffer {
@@ -118,15 +125,16 @@ impl WeightBuffer {
         if unit.has_adapters() {
             let n_words = if is_moved { word_count(numel, DType::F32) } else { 0 };
             let n_adapter_words = word_count(placed.adapters(unit) as usize, DType::F32);
-            let n_merged_words = word_count(numel, dtype) + n_adapter_words;
             let is_rounded = dtype != DType::F32;
-            let n_unrounded_words = if is_rounded { word_count(numel, DType::F32) } else { 0 };
-            return Self { n_words, n_merged_words, n_unrounded_words, is_pooled: is_moved };
+            let sums = AdapterSums {
+                n_words: word_count(numel, dtype) + n_adapter_words,
+                n_unrounded_words: if is_rounded { word_count(numel, DType::F32) } else { 0 },
+            };
+            return Self { n_words, sums: Some(sums), is_pooled: is_moved };
         }
         let has_buffer = is_moved || dtype != DType::F32;
         let n_words = if has_buffer { word_count(numel, dtype) } else { 0 };
-        let is_pooled = is_moved && !is_kept;
-        Self { n_words, n_merged_words: 0, n_unrounded_words: 0, is_pooled }
+        Self { n_words, sums: None, is_pooled: is_moved && !is_kept }
     }
 }
 
@@ -209,15 +217,12 @@ impl Walk {
     /// Replaces the buffer of weights that have arrived by that of their sums with adapters, if the
     /// unit has some. The weights, the sums and the rounded sums are in memory at the same time.
     fn merge(&mut self, buffer: WeightBuffer) -> WeightBuffer {
-        if buffer.n_merged_words == 0 {
-            return buffer;
-        }
-        self.n_used_words += buffer.n_merged_words + buffer.n_unrounded_words;
+        let Some(sums) = buffer.sums else { return buffer };
+        self.n_used_words += sums.n_words + sums.n_unrounded_words;
         self.check(self.gradients.at_end_bytes());
-        self.n_used_words -= buffer.n_unrounded_words;
+        self.n_used_words -= sums.n_unrounded_words;
         self.release(buffer);
-        let n_words = buffer.n_merged_words;
-        WeightBuffer { n_words, n_merged_words: 0, n_unrounded_words: 0, is_pooled: false }
+        WeightBuffer { n_words: sums.n_words, sums: None, is_pooled: false }
     }
 
     fn release(&mut self, buffer: WeightBuffer) {
@@ -235,10 +240,10 @@ impl Walk {
                 if !placed.segments().is_trained(unit) {
                     self.check(inferred_bytes(placed, unit));
                 }
-                self.activation_bytes += match retention {
-                    Retention { graph: true, .. } => placed.graph_bytes(&backbone[unit], placed.n_images()),
-                    Retention { input: true, .. } => placed.kept_bytes(&backbone[unit]),
-                    _ => 0.0,
+                self.activation_bytes += match retention.activations {
+                    Activations::Graph => placed.graph_bytes(&backbone[unit], placed.n_images()),
+                    Activations::Input => placed.kept_bytes(&backbone[unit]),
+                    Activations::Nothing => 0.0,
                 };
             }
             Event::Loss => {
@@ -353,12 +358,7 @@ mod tests {
 
     /// Takes a buffer of the pool.
     fn take(walk: &mut Walk, n_words: usize) -> WeightBuffer {
-        walk.gathers.push_back(WeightBuffer {
-            n_words,
-            n_merged_words: 0,
-            n_unrounded_words: 0,
-            is_pooled: true,
-        });
+        walk.gathers.push_back(WeightBuffer { n_words, sums: None, is_pooled: true });
         walk.look_ahead();
         walk.in_transfer.take().unwrap()
     }

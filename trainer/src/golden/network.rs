@@ -1,6 +1,7 @@
 //! Outputs and gradients of the vision transformer and the projection head.
 
 use burn_tensor::Device;
+use kernels::ops::add_term;
 use networks::backbone::{ModelConfig, Readout};
 use networks::draws::Draws;
 use networks::head::mlp::Mlp;
@@ -65,10 +66,7 @@ fn the_vision_transformer_equals_timm() {
             golden.assert_tensor(&format!("{kind}.{size}.tokens"), x.clone().inner(), TOLERANCE);
             let weights = golden.tensor::<3>(&format!("{kind}.{size}.weights")).autodiff();
             let term = (x * weights).sum();
-            total = Some(match total {
-                Some(total) => total + term,
-                None => term,
-            });
+            total = Some(add_term(total, term));
         }
         let mut grads = total.unwrap().backward();
         for (shard, leaves) in shards.iter().zip(&leaves) {

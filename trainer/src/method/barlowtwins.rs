@@ -20,7 +20,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bounds::check_bounds;
+use super::bounds::{check_bounds, check_positive};
 use super::loss::cross_covariance::{self, CovarianceLoss, Parts, products, squares};
 use super::network::NetworkSpec;
 use super::two_views::{
@@ -65,9 +65,7 @@ impl MethodRecipe for Config {
 
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         check_bounds(&[("redundancy_weight", self.redundancy_weight, [0.0, 1e3])])?;
-        if !(self.loss_scale > 0.0 && self.loss_scale <= 1e3) {
-            return Err(format!("method.loss_scale {} must be above 0 and at most 1000", self.loss_scale));
-        }
+        check_positive("loss_scale", self.loss_scale, 1e3)?;
         check_projector(&self.projector_hidden, None, self.output)?;
         check_two_views(&cx.views, Self::TITLE)?;
         Ok(Box::new(BarlowTwins { config: self.clone(), views: cx.views.clone(), width: cx.model.width() }))

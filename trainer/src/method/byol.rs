@@ -23,7 +23,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bounds::check_bounds;
+use super::bounds::check_decay;
 use super::network::{NetworkSpec, UpdateRule};
 use super::two_views::{
     PREDICTOR, PROJECTOR, check_projector, check_two_views, predictor, projector, unit_output,
@@ -73,7 +73,7 @@ impl MethodRecipe for Config {
 
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
         let [start, end] = self.target_decay;
-        check_bounds(&[("target_decay", start, [0.0, 1.0]), ("target_decay", end, [0.0, 1.0])])?;
+        check_decay("target_decay", self.target_decay)?;
         check_projector(&self.projector_hidden, Some(&self.predictor_hidden), self.output)?;
         check_two_views(&cx.views, Self::TITLE)?;
         let decay = Schedule::cosine(start, end, cx.length.total_steps);

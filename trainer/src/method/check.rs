@@ -7,7 +7,7 @@ use networks::mask::{MaskRule, Masking};
 use networks::params::ParamSpec;
 
 use super::Method;
-use super::network::{Backbone, NetworkSpec, UpdateRule};
+use super::network::{Backbone, NetworkSpec, UpdateRule, find_trained};
 
 /// Checks the networks and masks that `method` lists. `model` is the recipe's backbone. A violation
 /// is a mistake in the method, not in a recipe.
@@ -27,14 +27,18 @@ pub(crate) fn check(method: &dyn Method, model: &ModelConfig) -> Result<(), Stri
 /// # Errors
 /// A message with the key and the reason.
 pub(crate) fn check_masks_fit(networks: &[NetworkSpec], model: &ModelConfig) -> Result<(), String> {
-    let drops = |network: &NetworkSpec| network.sees.iter().any(|views| views.masking == Masking::Dropped);
-    let mut masked = networks.iter().filter(|network| network.takes_masks || drops(network));
+    let mut masked = networks.iter().filter(|network| network.takes_masks || drops_patches(network));
     if masked.any(|network| network.model(model).masked_units(Readout::Pooled).is_none()) {
         return Err("model.arch: the method masks patches, but this backbone has no tokens to mask: use a \
                     transformer, or a method that masks nothing, such as lejepa or dino"
             .into());
     }
     Ok(())
+}
+
+/// Returns whether the network does not see the masked patches of some views.
+fn drops_patches(network: &NetworkSpec) -> bool {
+    network.sees.iter().any(|views| views.masking == Masking::Dropped)
 }
 
 /// Returns a warning if `model`, the recipe's backbone, has a setting for masks without effect:
@@ -71,7 +75,7 @@ fn check_networks(networks: &[NetworkSpec]) -> Result<(), String> {
             return Err(format!("two networks are called {name}"));
         }
         if let Some((source, _)) = network.update_rule.source_and_decay(0) {
-            let trained = networks.iter().find(|other| other.update_rule == UpdateRule::Gradient);
+            let trained = find_trained(networks);
             let Some(leader) = earlier.iter().chain(trained).find(|other| other.name == source) else {
                 return Err(format!("the network {name} follows {source}, which does not come before it"));
             };
@@ -254,7 +258,7 @@ mod tests {
     }
 
     fn follower(name: &'static str, source: &'static str, heads: Vec<Head>) -> NetworkSpec {
-        let update_rule = UpdateRule::Copy { source, every_steps: 2, from_step: 4, max_updates: u64::MAX };
+        let update_rule = UpdateRule::Copy { source, every_steps: 2, from_step: 4, max_updates: None };
         NetworkSpec { update_rule, ..NetworkSpec::trained(name, heads, 1) }
     }
 

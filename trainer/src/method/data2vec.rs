@@ -18,7 +18,7 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use kernels::ops::total;
+use kernels::ops::{add_term, total};
 use networks::head::projection::{Normalizes, Projection};
 use networks::head::{Head, Reads};
 use networks::mask::{BlockMasks, MaskKind, MaskRule, Masking, SmallestBlock, Spread};
@@ -28,7 +28,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bounds::check_bounds;
+use super::bounds::{check_decay, check_positive};
 use super::feature_regression::{normalized, smooth_l1};
 use super::network::{NetworkSpec, SeenViews, UpdateRule};
 use super::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss};
@@ -112,14 +112,11 @@ impl Config {
         if self.averaged_blocks == 0 || self.smallest_block == 0 {
             return Err("method.averaged_blocks and method.smallest_block must be at least 1".into());
         }
-        if !(self.beta > 0.0 && self.beta <= 1e6) {
-            return Err(format!("method.beta {} must be above 0 and at most 1000000", self.beta));
-        }
+        check_positive("beta", self.beta, 1e6)?;
         if !(self.mask_ratio > 0.0 && self.mask_ratio < 1.0) {
             return Err(format!("method.mask_ratio {} must be above 0 and below 1", self.mask_ratio));
         }
-        let [start, end] = self.teacher_decay;
-        check_bounds(&[("teacher_decay", start, [0.0, 1.0]), ("teacher_decay", end, [0.0, 1.0])])?;
+        check_decay("teacher_decay", self.teacher_decay)?;
         let groups = cx.views.groups();
         let [group] = groups[..] else {
             return Err("views: data2vec masks views of one size".into());
@@ -245,10 +242,7 @@ fn target_features(outputs: &Outputs) -> Option<Tensor<2>> {
     let mut sum: Option<Tensor<2>> = None;
     for level in &outputs.levels {
         let x = normalized(level[0].masked().x);
-        sum = Some(match sum {
-            Some(sum) => sum + x,
-            None => x,
-        });
+        sum = Some(add_term(sum, x));
     }
     // The number of blocks is at least one.
     Some(sum.expect("a level of the teacher") / outputs.levels.len() as f64)

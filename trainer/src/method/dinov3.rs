@@ -169,7 +169,7 @@ impl Config {
                 Some(every) => cx.length.steps("method.gram.every", every)?,
                 None => u64::MAX,
             },
-            max_updates: max_updates.unwrap_or(u64::MAX),
+            max_updates: *max_updates,
             ramp_steps: cx.length.steps("method.gram.ramp", ramp)?,
         }))
     }

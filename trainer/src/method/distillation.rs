@@ -12,7 +12,7 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use kernels::ops::unit_rows;
+use kernels::ops::{NORM_EPSILON, add_term, unit_rows};
 use networks::head::projection::{Normalizes, Projection};
 use networks::head::{Head, Reads};
 use networks::outputs::Outputs;
@@ -37,9 +37,6 @@ const POOLED: &str = "pooled";
 
 /// Name of the head on patches.
 const PATCHES: &str = "patches";
-
-/// Keeps a norm away from zero, as in PyTorch's `normalize`.
-const NORM_EPSILON: f64 = 1e-12;
 
 /// Settings of distillation, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -235,10 +232,7 @@ impl DistillationLoss {
                 output = resample_bilinear(output, features.grid(), target.grid());
             }
             let term = self.mean_distance(output, target_values.autodiff()) * (n_views[group] / n_all_views);
-            total = Some(match total {
-                Some(total) => total + term,
-                None => term,
-            });
+            total = Some(add_term(total, term));
         }
         total
     }
@@ -270,11 +264,7 @@ impl BatchLoss for DistillationLoss {
         }
         if let Some(patches) = self.term(index, student, PATCHES, Reads::Patches) {
             gauges.push(("train/patch_loss", patches.clone().inner()));
-            let weighted = patches * self.patch_weight;
-            loss = Some(match loss {
-                Some(loss) => loss + weighted,
-                None => weighted,
-            });
+            loss = Some(add_term(loss, patches * self.patch_weight));
         }
         // One of the weights is above zero, so that at least one head exists.
         MicroBatchLoss { loss: loss.expect("a head of the method"), gauges }

@@ -25,7 +25,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bounds::check_bounds;
+use super::bounds::check_decay;
 use super::feature_regression::{normalized, smooth_l1};
 use super::network::{NetworkSpec, SeenViews, UpdateRule};
 use super::{BatchLoss, BatchOutputs, Gauges, Method, MethodContext, MethodRecipe, MicroBatchLoss};
@@ -152,8 +152,7 @@ impl Config {
         if !(0.0..=1.0).contains(&self.predictor_init_std) {
             return Err(format!("method.predictor_init_std {} must lie in 0..=1", self.predictor_init_std));
         }
-        let [start, end] = self.teacher_decay;
-        check_bounds(&[("teacher_decay", start, [0.0, 1.0]), ("teacher_decay", end, [0.0, 1.0])])?;
+        check_decay("teacher_decay", self.teacher_decay)?;
         let groups = cx.views.groups();
         let [group] = groups[..] else {
             return Err("views: I-JEPA predicts blocks of views of one size".into());

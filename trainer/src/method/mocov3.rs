@@ -21,7 +21,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::bounds::check_bounds;
+use super::bounds::{check_decay, check_positive};
 use super::loss::info_nce::{self, Keys};
 use super::network::{NetworkSpec, UpdateRule};
 use super::two_views::{
@@ -91,11 +91,8 @@ fn default_predictor_output_norm() -> bool {
 
 impl Config {
     fn validate(&self, cx: &MethodContext) -> Result<(), String> {
-        if !(self.temperature > 0.0 && self.temperature <= 1e3) {
-            return Err(format!("method.temperature {} must be above 0 and at most 1000", self.temperature));
-        }
-        let [start, end] = self.momentum;
-        check_bounds(&[("momentum", start, [0.0, 1.0]), ("momentum", end, [0.0, 1.0])])?;
+        check_positive("temperature", self.temperature, 1e3)?;
+        check_decay("momentum", self.momentum)?;
         check_projector(&self.projector_hidden, Some(&self.predictor_hidden), self.output)?;
         if cx.length.batch_size < 2 {
             return Err(

@@ -91,8 +91,8 @@ pub enum UpdateRule {
         every_steps: u64,
         /// Step before which the first copy is made.
         from_step: u64,
-        /// Maximum number of copies after the first one.
-        max_updates: u64,
+        /// Maximum number of copies after the first one; `None` for any number.
+        max_updates: Option<u64>,
     },
     /// No update: the weights come from a file.
     Frozen,
@@ -235,7 +235,8 @@ impl UpdateRule {
             Self::Copy { source, every_steps, from_step, max_updates } => {
                 let is_due = match next_step.checked_sub(from_step) {
                     Some(elapsed) => {
-                        elapsed.is_multiple_of(every_steps) && elapsed / every_steps <= max_updates
+                        elapsed.is_multiple_of(every_steps)
+                            && max_updates.is_none_or(|most| elapsed / every_steps <= most)
                     }
                     None => false,
                 };
@@ -245,13 +246,18 @@ impl UpdateRule {
     }
 }
 
+/// Returns the trained network among `networks`.
+pub(crate) fn find_trained(networks: &[NetworkSpec]) -> Option<&NetworkSpec> {
+    networks.iter().find(|network| network.update_rule == UpdateRule::Gradient)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Returns the factors of the old weights before steps 1 to 8 of a network that is copied every
     /// two steps from step 4 on.
-    fn copy_decays(max_updates: u64) -> Vec<f64> {
+    fn copy_decays(max_updates: Option<u64>) -> Vec<f64> {
         let rule = UpdateRule::Copy { source: "a", every_steps: 2, from_step: 4, max_updates };
         (1..9).map(|next_step| rule.source_and_decay(next_step).unwrap().1).collect()
     }
@@ -269,8 +275,8 @@ mod tests {
 
     #[test]
     fn copies_begin_at_their_first_step_and_end_after_the_maximum_number() {
-        assert_eq!(copy_decays(u64::MAX), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
-        assert_eq!(copy_decays(1), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
-        assert_eq!(copy_decays(0), [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
+        assert_eq!(copy_decays(None), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]);
+        assert_eq!(copy_decays(Some(1)), [1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0]);
+        assert_eq!(copy_decays(Some(0)), [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]);
     }
 }

@@ -10,7 +10,7 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use kernels::ops::unit_rows;
+use kernels::ops::{NORM_EPSILON, unit_rows};
 use networks::head::projection::Projection;
 use networks::head::{Head, Reads};
 use networks::outputs::Outputs;
@@ -19,6 +19,7 @@ use ranks::peers::Peers;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::bounds::check_positive;
 use super::loss::nt_xent::{self, Contrast, N_VIEWS};
 use super::network::NetworkSpec;
 use super::{BatchLoss, BatchOutputs, Collective, Method, MethodContext, MethodRecipe, MicroBatchLoss};
@@ -28,9 +29,6 @@ const HEAD: &str = "head";
 
 /// Name of the network.
 const STUDENT: &str = "student";
-
-/// Keeps a norm away from zero.
-const NORM_EPSILON: f64 = 1e-12;
 
 /// Settings of SimCLR, as a recipe writes them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -66,9 +64,7 @@ impl MethodRecipe for Config {
     const TITLE: &'static str = "SimCLR";
 
     fn build(&self, cx: &MethodContext) -> Result<Box<dyn Method>, String> {
-        if !(self.temperature > 0.0 && self.temperature <= 1e3) {
-            return Err(format!("method.temperature {} must be above 0 and at most 1000", self.temperature));
-        }
+        check_positive("temperature", self.temperature, 1e3)?;
         if self.head_output == 0 || self.head_hidden.contains(&0) {
             return Err("method.head_output and every number of method.head_hidden must be at least 1".into());
         }

@@ -87,8 +87,7 @@ impl Method for Toy {
         let guess_head = self.head("guess", Reads::Head("scores"), self.k);
         let learner_heads = vec![self.scores_head(), guess_head, self.cells_head()];
         let average = UpdateRule::Average { source: "learner", decay: self.decay, updates_before_step: true };
-        let past =
-            UpdateRule::Copy { source: "average", every_steps: 2, from_step: 2, max_updates: u64::MAX };
+        let past = UpdateRule::Copy { source: "average", every_steps: 2, from_step: 2, max_updates: None };
         vec![
             NetworkSpec { update_rule: average, ..NetworkSpec::trained("average", average_heads, 2) },
             NetworkSpec { update_rule: past, ..NetworkSpec::trained("past", past_heads, 1) },

@@ -2,7 +2,7 @@
 
 use augment::MultiCrop;
 use burn_tensor::Tensor;
-use kernels::ops::unit_rows;
+use kernels::ops::{NORM_EPSILON, unit_rows};
 use networks::head::projection::{Normalizes, Projection};
 use networks::head::{Head, Reads};
 use networks::outputs::Outputs;
@@ -12,9 +12,6 @@ pub(super) const PROJECTOR: &str = "projector";
 
 /// Name of the head that reads the projector.
 pub(super) const PREDICTOR: &str = "predictor";
-
-/// Keeps a norm away from zero, as in PyTorch's `normalize`.
-const NORM_EPSILON: f64 = 1e-12;
 
 /// Default of `method.projector_hidden` where the loss compares channels with one another.
 pub(super) fn default_wide_hidden() -> Vec<usize> {

@@ -16,7 +16,7 @@ use burn_tensor::Tensor;
 use kernels::device::host::{on_host, with_slice};
 use multiversion::multiversion;
 
-use super::runs::scaled;
+use super::runs::{by_range, scaled};
 use super::state::UnitShard;
 
 /// PyTorch's epsilon; Burn's default is 1e-5.
@@ -34,10 +34,13 @@ pub struct AdamW {
 pub(super) struct Constants {
     /// Factor of weight decay.
     pub(super) shrink: f32,
+    /// Factor of clipping, of the gradient.
     pub(super) clip: f32,
     pub(super) beta1: f32,
     pub(super) beta2: f32,
+    /// Learning rate over the bias correction of the first moment, η / (1 - β₁ᵗ).
     pub(super) rate: f32,
+    /// Bias correction of the root of the second moment, 1 / √(1 - β₂ᵗ).
     pub(super) root: f32,
 }
 
@@ -99,11 +102,6 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
     let step = scaled(direction, by_range(update, |constants| constants.rate));
     let shrunk = scaled(shard.weights.values().clone(), by_range(update, |constants| constants.shrink));
     shard.weights = (shrunk - step).into();
-}
-
-/// Returns the ranges of `update`, each with one of its constants.
-fn by_range(update: &Update, constant: fn(&Constants) -> f32) -> impl Iterator<Item = (Range<usize>, f32)> {
-    update.iter().map(move |(range, constants)| (range.clone(), constant(constants)))
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]

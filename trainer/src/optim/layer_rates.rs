@@ -10,6 +10,9 @@
 //! Units before the last [`LayerRates::trained_units`] are never trained: a step computes no
 //! gradient for them, and the optimizer passes over them.
 
+use networks::adapter::takes_adapters;
+use networks::unit::Unit;
+
 use super::state::UnitShard;
 
 /// Ratios of a backbone's learning rates to the run's.
@@ -39,6 +42,23 @@ impl LayerRates {
         let n_undivided = undivided.last().map_or(0, |last| last + 1);
         let first_trained = n_undivided.saturating_sub(n_trained);
         undivided.iter().filter(|index| **index < first_trained).count()
+    }
+
+    /// Returns the number of units at the beginning of a backbone that are never trained: those
+    /// before the trained ones, and, in a backbone with adapters, those before the first unit that
+    /// takes some. `undivided` has the index of the undivided unit of each of `units`.
+    pub(crate) fn n_fixed_at_start(
+        self,
+        units: &[Box<dyn Unit>],
+        undivided: &[usize],
+        has_adapters: bool,
+    ) -> usize {
+        let n_untrained = self.n_fixed(undivided);
+        if !has_adapters {
+            return n_untrained;
+        }
+        let n_without_adapters = units.iter().take_while(|unit| !takes_adapters(unit.as_ref())).count();
+        n_untrained.max(n_without_adapters)
     }
 
     /// Scales the rates of a backbone's units, and freezes the units for the first steps, or for

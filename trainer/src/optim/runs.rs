@@ -20,6 +20,14 @@ pub(super) fn joined<T: PartialEq>(
     runs
 }
 
+/// Returns the ranges of `update`, each with one of its constants.
+pub(super) fn by_range<C>(
+    update: &[(Range<usize>, C)],
+    constant: fn(&C) -> f32,
+) -> impl Iterator<Item = (Range<usize>, f32)> {
+    update.iter().map(move |(range, constants)| (range.clone(), constant(constants)))
+}
+
 /// Multiplies every range of `values` by its factor; the padding after the last range is unchanged.
 pub(super) fn scaled(values: Tensor<1>, factors: impl Iterator<Item = (Range<usize>, f32)>) -> Tensor<1> {
     let [len] = values.dims();

@@ -22,7 +22,7 @@ use burn_tensor::Tensor;
 use kernels::device::host::{on_host, with_slice};
 use multiversion::multiversion;
 
-use super::runs::scaled;
+use super::runs::{by_range, scaled};
 use super::state::UnitShard;
 
 /// Keeps a rate finite.
@@ -83,6 +83,15 @@ pub(super) struct Constants {
 /// Constants of one update of a shard, by ranges of it.
 pub(super) type Update = Vec<(Range<usize>, Constants)>;
 
+/// Factors of the direction of a parameter.
+#[derive(Debug, Clone, Copy)]
+struct Adapted {
+    /// Factor of the whole direction, q.
+    q: f64,
+    /// Weight decay, λ; zero for a parameter that LARC does not decay.
+    decay: f64,
+}
+
 impl Sgd {
     /// Names of the moments in checkpoints.
     pub const MOMENTS: [&'static str; 1] = ["momentum_buffer"];
@@ -103,15 +112,16 @@ impl Sgd {
         norms: Option<ParamNorms>,
     ) -> Constants {
         let decay_rate = decay.unwrap_or(0.0);
-        let (q, decay_rate) = match (self.adaptation, norms) {
-            (Some(adaptation), Some(norms)) if adaptation.applies_to(decay) => {
-                adaptation.factor(norms, decay_rate)
-            }
-            _ => (1.0, decay_rate),
-        };
+        let mut adapted = Adapted { q: 1.0, decay: decay_rate };
+        if let Some(adaptation) = self.adaptation
+            && let Some(norms) = norms
+            && adaptation.applies_to(decay)
+        {
+            adapted = adaptation.adapt(norms, decay_rate);
+        }
         Constants {
-            scale: q as f32 * clip,
-            pull: (q * decay_rate) as f32,
+            scale: adapted.q as f32 * clip,
+            pull: (adapted.q * adapted.decay) as f32,
             rate: lr as f32,
             momentum: self.momentum as f32,
             nesterov: self.nesterov,
@@ -125,15 +135,19 @@ impl Adaptation {
         self.rule == RateRule::Larc || decay.is_some()
     }
 
-    /// Returns the factor q, and the weight decay.
-    fn factor(self, ParamNorms { param, grad, direction }: ParamNorms, decay: f64) -> (f64, f64) {
+    /// Returns the factors of a parameter with the weight decay `decay`.
+    fn adapt(self, norms: ParamNorms, decay: f64) -> Adapted {
+        let ParamNorms { param, grad, direction } = norms;
         match self.rule {
-            RateRule::Lars if param > 0.0 && direction > 0.0 => (self.trust * param / direction, decay),
-            RateRule::Larc if param > 0.0 && grad > 0.0 => {
-                (self.trust * param / (grad + decay * param + EPSILON), decay)
+            RateRule::Lars if param > 0.0 && direction > 0.0 => {
+                Adapted { q: self.trust * param / direction, decay }
             }
-            RateRule::Lars => (1.0, decay),
-            RateRule::Larc => (1.0, 0.0),
+            RateRule::Lars => Adapted { q: 1.0, decay },
+            RateRule::Larc if param > 0.0 && grad > 0.0 => {
+                Adapted { q: self.trust * param / (grad + decay * param + EPSILON), decay }
+            }
+            // apex does not decay it either.
+            RateRule::Larc => Adapted { q: 1.0, decay: 0.0 },
         }
     }
 }
@@ -168,11 +182,6 @@ pub(super) fn on_tensors(shard: &mut UnitShard, grad: Tensor<1>, update: &Update
     let step = if nesterov { d + direction.values.clone() * momentum } else { direction.values.clone() };
     let step = scaled(step, by_range(update, |constants| constants.rate));
     shard.weights = (shard.weights.values().clone() - step).into();
-}
-
-/// Returns the ranges of `update`, each with one of its constants.
-fn by_range(update: &Update, constant: fn(&Constants) -> f32) -> impl Iterator<Item = (Range<usize>, f32)> {
-    update.iter().map(move |(range, constants)| (range.clone(), constant(constants)))
 }
 
 #[multiversion(targets("x86_64+avx512f+avx512dq+avx512vl", "x86_64+avx2"))]

@@ -50,6 +50,8 @@ pub struct Segment<'a> {
     pub start: usize,
     /// One past the last element.
     pub end: usize,
+    /// First element within the whole parameter.
+    pub first: usize,
 }
 
 impl UnitShard {
@@ -77,9 +79,9 @@ impl UnitShard {
         let range = layout.shard(topology.shard(), topology.group_size);
         let mut values = vec![0.0; range.len()];
         for segment in segments(&layout, range.start, range.len()) {
-            let first = segment.slot.spec.first_element() + range.start + segment.start - segment.slot.offset;
             let name = layout.full_name(segment.slot);
-            fill(segment.slot.spec.init, seed, &name, first, &mut values[segment.start..segment.end]);
+            let values = &mut values[segment.start..segment.end];
+            fill(segment.slot.spec.init, seed, &name, segment.first, values);
         }
         let weights = ShardWeights::from(Tensor::from_data(TensorData::new(values, [range.len()]), device));
         Self {
@@ -104,18 +106,17 @@ impl UnitShard {
         let tensors = by_name(tensors);
         let mut values = to_host(self.weights.values().clone());
         for segment in self.segments() {
-            let first = segment.slot.spec.first_element() + self.start + segment.start - segment.slot.offset;
-            let name = self.layout.full_name(segment.slot);
-            let has_tensor = tensors.contains_key(name.as_str());
-            let name = match self.layout.substitute(segment.slot) {
-                _ if has_tensor => name,
-                Some(substitute) => substitute,
-                None if segment.slot.spec.is_optional => continue,
-                None => name,
-            };
+            let mut name = self.layout.full_name(segment.slot);
+            if !tensors.contains_key(name.as_str()) {
+                if let Some(substitute) = self.layout.substitute(segment.slot) {
+                    name = substitute;
+                } else if segment.slot.spec.is_optional {
+                    continue;
+                }
+            }
             let source = values_of(&tensors, &name, &segment.slot.spec)?;
-            values[segment.start..segment.end]
-                .copy_from_slice(&source[first..first + segment.end - segment.start]);
+            let len = segment.end - segment.start;
+            values[segment.start..segment.end].copy_from_slice(&source[segment.first..segment.first + len]);
         }
         let len = values.len();
         self.weights =
@@ -144,7 +145,13 @@ fn segments(layout: &UnitLayout, start: usize, len: usize) -> impl Iterator<Item
         let range = slot.range();
         let first = range.start.max(start);
         let end = range.end.min(start + len);
-        (first < end).then(|| Segment { slot, param, start: first - start, end: end - start })
+        (first < end).then(|| Segment {
+            slot,
+            param,
+            start: first - start,
+            end: end - start,
+            first: slot.spec.first_element() + first - slot.offset,
+        })
     })
 }
 

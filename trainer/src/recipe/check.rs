@@ -12,7 +12,7 @@ use super::values::check_values;
 use super::{Recipe, ViewsConfig};
 use crate::error::TrainError;
 use crate::method;
-use crate::method::network::{NetworkSpec, UpdateRule};
+use crate::method::network::{NetworkSpec, UpdateRule, find_trained};
 use crate::step::precision::Arithmetic;
 
 /// Checks values of `plan` that depend on more than one section of its recipe.
@@ -80,8 +80,7 @@ pub(crate) fn check(plan: &Plan) -> Result<(), TrainError> {
 /// something is trained.
 fn check_trained_units(recipe: &Recipe, networks: &[NetworkSpec]) -> Result<(), String> {
     let Some(n_trained) = recipe.optim.trained_units else { return Ok(()) };
-    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
-    let Some(network) = trained else { return Ok(()) };
+    let Some(network) = find_trained(networks) else { return Ok(()) };
     let n_units = network.units(&recipe.model).len();
     if n_trained > n_units {
         return Err(format!(
@@ -126,7 +125,7 @@ fn check_balance(recipe: &Recipe) -> Result<(), String> {
 /// Checks that the backbone of the trained network has weights for adapters, and that some of these
 /// are trained.
 fn check_adapter(recipe: &Recipe, networks: &[NetworkSpec]) -> Result<(), String> {
-    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
+    let trained = find_trained(networks);
     let Some(network) = trained.filter(|network| network.adapter(recipe.optim.adapter).is_some()) else {
         return Ok(());
     };
@@ -160,7 +159,7 @@ fn needs_batch_statistics(network: &NetworkSpec, model: &ModelConfig) -> bool {
 /// Checks that the trained network does not see the repeated views of `views.gram_px`, the last of
 /// `n_sizes` sizes.
 fn check_repeats(views: &ViewsConfig, networks: &[NetworkSpec], n_sizes: usize) -> Result<(), String> {
-    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
+    let trained = find_trained(networks);
     let is_seen = trained.is_some_and(|network| network.sizes().contains(&(n_sizes - 1)));
     if views.gram_px().is_some() && is_seen {
         return Err(

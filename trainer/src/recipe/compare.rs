@@ -10,7 +10,7 @@ const FREE_KEYS: [&str; 2] = ["data.weights", "method.prototype_group"];
 /// resumed with the other, with both values.
 pub(crate) fn difference(plan: &Plan, other: &Plan) -> Option<(String, String, String)> {
     // Where both plans have a fingerprint of the images, the location of shards does not matter.
-    let have_fingerprints = !plan.data_fingerprint.is_empty() && !other.data_fingerprint.is_empty();
+    let have_fingerprints = plan.data_fingerprint.is_some() && other.data_fingerprint.is_some();
     let values = compared_values(plan, have_fingerprints);
     let other_values = compared_values(other, have_fingerprints);
     for (key, _) in values.iter().chain(&other_values) {
@@ -48,20 +48,20 @@ pub(crate) fn difference_of_images(run: &Plan, plan: &Plan) -> Option<String> {
     if run.n_samples != plan.n_samples {
         return Some(format!("{} samples there, {} here", run.n_samples, plan.n_samples));
     }
-    if are_known_and_differ(&run.data_fingerprint, &plan.data_fingerprint) {
+    if are_known_and_differ(run.data_fingerprint.as_ref(), plan.data_fingerprint.as_ref()) {
         return Some("the same number of samples, but different keys, lengths, order or weights".into());
     }
-    let have_checksums = !run.data_checksums.is_empty() && !plan.data_checksums.is_empty();
+    let have_checksums = run.data_checksums.is_some() && plan.data_checksums.is_some();
     let have_other_bytes = if have_checksums {
         run.data_checksums != plan.data_checksums
     } else {
-        are_known_and_differ(&run.data_images, &plan.data_images)
+        are_known_and_differ(run.data_images.as_ref(), plan.data_images.as_ref())
     };
     have_other_bytes.then(|| "the same keys and lengths, but different bytes".into())
 }
 
-fn are_known_and_differ(hash: &str, other: &str) -> bool {
-    !hash.is_empty() && !other.is_empty() && hash != other
+fn are_known_and_differ(hash: Option<&String>, other: Option<&String>) -> bool {
+    hash.is_some() && other.is_some() && hash != other
 }
 
 /// Returns `plan` with the length of `other`.

@@ -419,8 +419,8 @@ pub struct RunConfig {
     pub checkpoint_every_minutes: f64,
     /// Number of newest checkpoints to keep; 2 by default.
     pub keep_checkpoints: usize,
-    /// Steps between two probes; 0, the default, to probe after the last step only. `ocelli
-    /// finetune` validates as often; with 0, eight times in a run.
+    /// Steps between two probes; 0, the default, for none but those before the first step and after
+    /// the last. `ocelli finetune` validates as often; with 0, eight times in a run.
     pub probe_every_steps: u64,
     /// Number of validations in a row without a better number than those before, after which the
     /// run ends early. Its result is the weights of the best validation, whose checkpoint is kept,

@@ -1,5 +1,7 @@
 //! The recipe resolved: every length in steps, every default filled in.
 
+use std::path::{Path, PathBuf};
+
 use augment::{MultiCrop, ViewMix};
 use burn_tensor::Device;
 use kernels::ops::choose_kernels;
@@ -27,15 +29,15 @@ use crate::step::{StepConfig, Trainer};
 pub struct Plan {
     /// Number of samples in the data set.
     pub n_samples: u64,
-    /// Fingerprint of the samples; empty in plans of older releases.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub data_fingerprint: String,
-    /// Hash of the shards' checksums; empty if a shard has none.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub data_checksums: String,
-    /// Hash of a few images' bytes; empty if shards would have to be fetched for it.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub data_images: String,
+    /// Fingerprint of the samples; `None` in plans of older releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_fingerprint: Option<String>,
+    /// Hash of the shards' checksums; `None` if a shard has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_checksums: Option<String>,
+    /// Hash of a few images' bytes; `None` if shards would have to be fetched for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_images: Option<String>,
     /// [`augment::VIEWS_VERSION`] of the release that began the run; 1 in plans of releases that
     /// did not record it.
     #[serde(default = "first_views_version")]
@@ -109,6 +111,11 @@ pub struct RankResources {
 }
 
 impl Plan {
+    /// Returns the path of the plan of the run in `workdir`, which exists once the run has begun.
+    pub fn path_in(workdir: &Path) -> PathBuf {
+        workdir.join("plan.toml")
+    }
+
     /// Returns the plan as TOML, as it is stored in a work directory.
     pub fn to_toml(&self) -> String {
         // Numbers, texts and tables alone, all of which TOML can represent.

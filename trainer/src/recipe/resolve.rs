@@ -39,9 +39,9 @@ pub fn resolve(mut recipe: Recipe, n_samples: u64) -> Result<Plan, TrainError> {
     let frozen_backbone_steps = length.steps("optim.freeze_backbone", &optim.freeze_backbone);
     let plan = Plan {
         n_samples,
-        data_fingerprint: String::new(),
-        data_checksums: String::new(),
-        data_images: String::new(),
+        data_fingerprint: None,
+        data_checksums: None,
+        data_images: None,
         views_version: augment::VIEWS_VERSION,
         total_steps,
         warmup_steps: warmup_steps.map_err(|reason| recipe.error(reason))?,

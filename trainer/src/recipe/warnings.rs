@@ -6,20 +6,15 @@ use pipeline::words::{counted, thousands};
 use super::lengths::lengths;
 use super::plan::Plan;
 use crate::method::check::idle_setting_of_masks;
-use crate::method::network::UpdateRule;
-use crate::schedule::{RunLength, Shape};
+use crate::method::network::find_trained;
+use crate::schedule::Shape;
 
 /// Returns warnings about `plan`: lengths beyond the end of the run, batches larger than the data
 /// set, rates near zero, random weights, adapters or a mask token that are not trained, settings
 /// without effect.
 pub(crate) fn warnings(plan: &Plan) -> Vec<String> {
-    let length = RunLength {
-        n_samples: plan.n_samples,
-        batch_size: plan.recipe.optim.batch_size,
-        total_steps: plan.total_steps,
-    };
     let mut warnings = Vec::new();
-    for (key, steps) in lengths(&plan.recipe, length) {
+    for (key, steps) in lengths(&plan.recipe, plan.length()) {
         if steps > plan.total_steps {
             warnings.push(format!(
                 "{key} never finishes: it is {} long, but the run has only {}",
@@ -127,7 +122,7 @@ fn untrained_weights(plan: &Plan) -> Option<String> {
     }
     let n_trained = plan.recipe.optim.trained_units?;
     let networks = plan.method().ok()?.networks();
-    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient)?;
+    let trained = find_trained(&networks)?;
     let n_units = trained.units(&plan.recipe.model).len();
     let n_fixed = n_units.saturating_sub(n_trained);
     if n_fixed == 0 {
@@ -144,7 +139,7 @@ fn untrained_weights(plan: &Plan) -> Option<String> {
 /// trained.
 fn fixed_mask_token(plan: &Plan) -> Option<String> {
     let networks = plan.method().ok()?.networks();
-    let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient)?;
+    let trained = find_trained(&networks)?;
     if trained.sees.iter().all(|views| views.masking != Masking::Replaced) {
         return None;
     }
@@ -185,7 +180,7 @@ mod tests {
             let mut n_shown = 0;
             for plan in plans(&[setting]) {
                 let networks = plan.method().unwrap().networks();
-                let trained = networks.iter().find(|network| network.update_rule == UpdateRule::Gradient);
+                let trained = find_trained(&networks);
                 let seen = &trained.unwrap().sees;
                 let is_shown = seen.iter().any(|views| views.masking == Masking::Replaced);
                 n_shown += usize::from(is_shown);

@@ -298,6 +298,19 @@ fn is_row_due(done: u64, every_steps: u64) -> bool {
     done.is_multiple_of(every_steps) || (done < every_steps && done.is_power_of_two())
 }
 
+/// Returns the number of rows of metrics of `plan` after its first `done` steps: those that are
+/// due, and the last.
+pub(super) fn n_rows(plan: &Plan, done: u64) -> u64 {
+    let every = plan.recipe.run.log_every_steps;
+    let mut n_rows = plan.n_due(every, done);
+    let mut early: u64 = 1;
+    while early < every.min(plan.total_steps) {
+        n_rows += u64::from(early > done);
+        early = early.saturating_mul(2);
+    }
+    n_rows
+}
+
 /// Gathers the embeddings of the global batch, `[B·V, D]`.
 pub(super) fn embeddings(
     trainer: &Trainer,
@@ -336,7 +349,7 @@ pub fn probes_left_s(plan: &Plan, probes: &[Box<dyn Probe>], seconds: &[f64], do
 
 #[cfg(test)]
 mod tests {
-    use super::{Probe, is_probe_due, is_row_due, probes_left_s};
+    use super::{Probe, is_probe_due, is_row_due, n_rows, probes_left_s};
     use crate::conformance::plans;
     use networks::{NamedTensor, Network};
 
@@ -381,6 +394,29 @@ mod tests {
             assert_eq!(probes_left_s(&plan, &probes, &[2.0, 100.0], done), left_s, "after {done}");
         }
         assert_eq!(probes_left_s(&plan, &probes, &[], 0), 0.0, "none has run");
+    }
+
+    /// The number of rows of the rest of a run is that of the steps after which one is due, and of
+    /// the last.
+    #[test]
+    fn rows_of_the_rest_of_a_run_are_counted() {
+        let mut plan = plans(&[]).remove(0);
+        for every in [1, 3, 8, 10, 50] {
+            plan.recipe.run.log_every_steps = every;
+            for total_steps in [1, 2, 7, 8, 16, 30] {
+                plan.total_steps = total_steps;
+                for done in 0..=total_steps {
+                    let left = done + 1..=total_steps;
+                    let due = left.filter(|step| is_row_due(*step, every) || *step == total_steps);
+                    let expected = due.count() as u64;
+                    assert_eq!(
+                        n_rows(&plan, done),
+                        expected,
+                        "{total_steps} steps, every {every}, {done} done"
+                    );
+                }
+            }
+        }
     }
 
     #[test]

@@ -29,14 +29,14 @@ use ranks::communicator::Communicator;
 use ranks::engine::Reduction;
 
 use super::job::Job;
-use super::journal::embeddings;
+use super::journal::{embeddings, n_rows};
 use super::metrics::metrics_row;
 use super::stream::{BatchSource, Next, Stream};
-use crate::checkpoint::Saver;
+use crate::checkpoint::{Saver, folder_in};
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::schedule::ScheduledValues;
-use crate::step::{StepReport, Trainer, Votes};
+use crate::step::{StepReport, Trainer, Votes, vote};
 
 /// Largest share of the minutes for which steps are timed.
 const MOST_SHARE: f64 = 0.04;
@@ -133,19 +133,6 @@ impl RunTimes {
     }
 }
 
-/// Returns the number of rows of metrics of `plan` after its first `done` steps: those at
-/// intervals, the last, and those after 1, 2, 4, 8 … steps before the first interval.
-fn n_rows(plan: &Plan, done: u64) -> u64 {
-    let every = plan.recipe.run.log_every_steps;
-    let mut n_rows = plan.n_due(every, done);
-    let mut early: u64 = 1;
-    while early < every.min(plan.total_steps) {
-        n_rows += u64::from(early > done);
-        early = early.saturating_mul(2);
-    }
-    n_rows
-}
-
 /// Measures the times of steps, rows of metrics and checkpoints of the job's plan, which is to take
 /// `minutes`, and returns them with the communicator; no times if the job was asked to stop. The
 /// batches are those of the job, with bad samples in the ledger of its work directory; weights are
@@ -164,7 +151,7 @@ pub fn measure_times(
     let schedules = job.plan.schedules();
     let mut trainer = job.plan.trainer(comm, &job.device)?;
     // Created before the steps, which synchronize the ranks.
-    let folder = job.workdir.join("checkpoints").join(TIMED_CHECKPOINT);
+    let folder = folder_in(job.workdir).join(TIMED_CHECKPOINT);
     let mut saver = Saver::new(&folder, trainer.comm.topology(), 1);
     let mut stream = Stream::open(job, job.plan, &trainer)?;
     let mut next = stream.next(job.stop);
@@ -272,11 +259,6 @@ fn agree(comm: &Communicator, next: Next, is_enough: bool, stop: &AtomicBool) ->
         // It has voted for that.
         Next::Stopped => Ok(Agreed::Stopped),
     }
-}
-
-/// Converts a flag to a vote, which the sum over ranks counts.
-fn vote(flag: bool) -> f64 {
-    f64::from(u8::from(flag))
 }
 
 /// Computes the row of metrics of the last step, and returns its seconds. All ranks call it.

@@ -23,7 +23,7 @@ use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::recipe::warnings::warnings;
 use crate::schedule::Schedules;
-use crate::step::{StepReport, Trainer, Votes};
+use crate::step::{StepReport, Trainer, Votes, vote};
 
 /// Number of steps between checks of a product on the data of the run.
 const STEPS_BETWEEN_CHECKS: u64 = 1000;
@@ -201,8 +201,7 @@ impl<'a> Run<'a> {
         if !is_watched || self.plan.recipe.run.patience.is_none() {
             return Ok(false);
         }
-        let n_ended = self.trainer.comm.all_reduce("validations", vec![vote(knows)], Reduction::Sum)?[0];
-        Ok(n_ended > 0.0)
+        Ok(self.trainer.comm.count("validations", knows)? > 0)
     }
 
     /// Writes the numbers by which the run is validated, on rank 0: with the patience of this
@@ -367,10 +366,9 @@ impl<'a> Run<'a> {
         // If the folder is missing, a checkpoint would create it again, where nobody looks for it.
         let workdir_check = workdir::check(self.job.workdir, self.lock.as_ref());
         // All ranks write, or none does.
-        let missing = vec![vote(workdir_check.is_err())];
-        let n_missing = self.trainer.comm.all_reduce("work directory", missing, Reduction::Sum)?[0];
+        let n_missing = self.trainer.comm.count("work directory", workdir_check.is_err())?;
         workdir_check?;
-        if n_missing > 0.0 {
+        if n_missing > 0 {
             return Err(TrainError::WorkdirMissing { workdir: self.job.workdir.to_path_buf() });
         }
         self.saver.start(&self.trainer.state, &self.plan);
@@ -402,9 +400,9 @@ impl<'a> Run<'a> {
             return self.end_together(not_finite);
         }
         let rank = self.trainer.comm.topology().rank;
-        let folder = self.job.workdir.join("checkpoints");
+        let folder = checkpoint::folder_in(self.job.workdir);
         let warn = &mut |message: &str| warn_on_first(rank, message, observer);
-        let newest = state.step;
+        let newest = Some(state.step);
         let resumed = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &state_device, warn)?;
         let Some(back_to) = resumed else { return self.end_together(not_finite) };
         self.n_rollbacks += 1;
@@ -467,12 +465,11 @@ impl<'a> Run<'a> {
     /// Ends the run after its last step: ranks exchange failures since the last vote, and then
     /// leave.
     fn finish(&mut self) -> Result<Outcome, TrainError> {
-        let failed = vote(self.failure.is_some());
-        let n_failed = self.trainer.comm.all_reduce("failures", vec![failed], Reduction::Sum)?[0];
+        let n_ranks = self.trainer.comm.count("failures", self.failure.is_some())?;
         self.leave()?;
         match self.failure.take() {
             Some(error) => Err(error),
-            None if n_failed > 0.0 => Err(TrainError::PeersFailed { n_ranks: n_failed as usize }),
+            None if n_ranks > 0 => Err(TrainError::PeersFailed { n_ranks }),
             None => Ok(Outcome::Finished),
         }
     }
@@ -486,7 +483,7 @@ impl<'a> Run<'a> {
             Some(wrong) => (wrong.last_right * STEPS_BETWEEN_CHECKS).max(self.first),
             None => self.first,
         };
-        let folder = self.job.workdir.join("checkpoints");
+        let folder = checkpoint::folder_in(self.job.workdir);
         let saved_steps = checkpoint::steps(&folder).into_iter().map(|(step, _)| step);
         let good = saved_steps.filter(|step| *step <= last_right).max();
         let what = match wrong_product {
@@ -537,7 +534,7 @@ fn restore(
     }
     restore_weights(job, plan, &mut trainer, observer)?;
     let first = trainer.state.step;
-    let folder = job.workdir.join("checkpoints");
+    let folder = checkpoint::folder_in(job.workdir);
     let mut saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
     let mut validations = None;
     if topology.rank == 0 {
@@ -558,11 +555,11 @@ fn restore_weights(
     observer: &mut dyn Observer,
 ) -> Result<(), TrainError> {
     let rank = trainer.topology().rank;
-    let folder = job.workdir.join("checkpoints");
+    let folder = checkpoint::folder_in(job.workdir);
     let state_device = trainer.state_device().clone();
     let warn = &mut |message: &str| warn_on_first(rank, message, observer);
     let state = &mut trainer.state;
-    let resumed = checkpoint::resume(&folder, u64::MAX, state, &trainer.comm, &state_device, warn)?;
+    let resumed = checkpoint::resume(&folder, None, state, &trainer.comm, &state_device, warn)?;
     if resumed.is_none()
         && let Some(initial) = job.initial
     {
@@ -584,7 +581,7 @@ fn restore_validations(
     saver: &mut Saver,
     observer: &mut dyn Observer,
 ) -> Result<Validations, TrainError> {
-    let folder = job.workdir.join("checkpoints");
+    let folder = checkpoint::folder_in(job.workdir);
     let mut validations = Validations::read(job.workdir)?.unwrap_or_default();
     validations.patience = plan.recipe.run.patience;
     validations.go_back_to(first);
@@ -597,11 +594,6 @@ fn restore_validations(
         checkpoint::prune(&folder, first, plan.recipe.run.keep_checkpoints, validations.kept_step());
     }
     Ok(validations)
-}
-
-/// Converts a flag to a vote, which the sum over ranks counts.
-fn vote(flag: bool) -> f64 {
-    f64::from(u8::from(flag))
 }
 
 /// Warns the observer of rank 0.

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::heartbeat::{Heartbeat, RankState, rank_state, read_heartbeats};
 use super::validations::Validations;
 use super::workdir::read_plan;
-use crate::checkpoint::steps;
+use crate::checkpoint::steps_of_run;
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 
@@ -57,7 +57,7 @@ impl Status {
             return Err(TrainError::NoRun { workdir: workdir.to_path_buf() });
         };
         let plan_toml = plan.to_toml();
-        let newest = steps(&workdir.join("checkpoints")).last().map_or(0, |(step, _)| *step);
+        let newest = steps_of_run(workdir).last().map_or(0, |(step, _)| *step);
         let beats = read_heartbeats(workdir, plan.world_size);
         // A rank that left names the step that it was in, which may not have ended.
         let step = beats.iter().map(|beat| beat.step).min().unwrap_or(newest).max(newest);

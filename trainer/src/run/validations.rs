@@ -20,7 +20,7 @@ use pipeline::file;
 use pipeline::words::{counted, thousands};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::{Checkpoint, steps};
+use crate::checkpoint::{Checkpoint, steps, steps_of_run};
 use crate::error::TrainError;
 
 /// Name of the file in the work directory.
@@ -224,7 +224,7 @@ fn path_in(workdir: &Path) -> PathBuf {
 pub fn open_result(path: &Path) -> Result<Checkpoint, TrainError> {
     let validations = Validations::read(path)?.filter(|validations| validations.patience.is_some());
     let Some(validations) = validations else { return Checkpoint::open(path) };
-    let saved = steps(&path.join("checkpoints"));
+    let saved = steps_of_run(path);
     // The newest number may be of weights that are being saved.
     let best = validations.best_index(|step| saved.iter().any(|(saved_step, _)| *saved_step == step));
     let Some((index, _)) = best else { return Checkpoint::open(path) };

@@ -28,14 +28,13 @@
 use std::fs;
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use pipeline::file;
 use pipeline::words::{counted, thousands};
 use ranks::communicator::Communicator;
-use ranks::engine::Reduction;
 
-use crate::checkpoint::{Checkpoint, steps};
+use crate::checkpoint::{Checkpoint, steps_of_run};
 use crate::error::TrainError;
 use crate::recipe::compare::{difference, difference_of_images, with_length_of};
 use crate::recipe::plan::Plan;
@@ -63,7 +62,7 @@ fn claim(
     allowed: AllowedDifferences,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Plan, TrainError> {
-    let path = plan_path(workdir);
+    let path = Plan::path_in(workdir);
     let mut plan = plan.clone();
     let stored = read_plan(workdir)?;
     let checkpoint = newest_plan(workdir, allowed.forked_step);
@@ -111,11 +110,8 @@ fn claim(
 /// Returns the step and the plan of the newest readable checkpoint, unless that checkpoint comes
 /// from another run.
 fn newest_plan(workdir: &Path, forked_step: Option<u64>) -> Option<(u64, Plan)> {
-    let manifest = steps(&workdir.join("checkpoints"))
-        .iter()
-        .rev()
-        .find_map(|(_, path)| Checkpoint::read(path).ok())?
-        .manifest;
+    let manifest =
+        steps_of_run(workdir).iter().rev().find_map(|(_, path)| Checkpoint::read(path).ok())?.manifest;
     (forked_step != Some(manifest.step)).then_some((manifest.step, manifest.plan))
 }
 
@@ -234,7 +230,7 @@ fn describe_kernels(kernels: &str) -> &str {
 /// # Errors
 /// [`TrainError::Io`], and [`TrainError::Recipe`] for a plan of another release.
 pub(super) fn read_plan(workdir: &Path) -> Result<Option<(String, Plan)>, TrainError> {
-    let path = plan_path(workdir);
+    let path = Plan::path_in(workdir);
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -252,10 +248,6 @@ pub(super) fn read_plan(workdir: &Path) -> Result<Option<(String, Plan)>, TrainE
             ),
         }),
     }
-}
-
-fn plan_path(workdir: &Path) -> PathBuf {
-    workdir.join("plan.toml")
 }
 
 /// Locks `workdir` against other runs until the returned file is closed. Returns `None` if the file
@@ -281,7 +273,7 @@ fn lock(workdir: &Path) -> Result<Option<File>, TrainError> {
 pub(super) fn check(workdir: &Path, lock: Option<&File>) -> Result<(), TrainError> {
     let current = fs::metadata(workdir.join(LOCK)).ok().map(file_id);
     let held = lock.and_then(|lock| lock.metadata().ok()).map(file_id);
-    if plan_path(workdir).exists() && (held.is_none() || held == current) {
+    if Plan::path_in(workdir).exists() && (held.is_none() || held == current) {
         Ok(())
     } else {
         Err(TrainError::WorkdirMissing { workdir: workdir.to_path_buf() })
@@ -334,8 +326,7 @@ pub(crate) fn agree(
     let requested = comm.broadcast("plan", encode_plan(plan))?;
     let requested = decode_plan(&requested).ok_or(TrainError::PeersFailed { n_ranks: 1 })?;
     let difference = difference(plan, &requested);
-    let differs = f64::from(u8::from(difference.is_some()));
-    let n_differ = comm.all_reduce("plan", vec![differs], Reduction::Sum)?[0] as usize;
+    let n_differ = comm.count("plan", difference.is_some())?;
     if let Some((what, theirs, ours)) = difference {
         return Err(TrainError::RanksDiffer { rank, what, theirs, ours });
     }

@@ -25,6 +25,11 @@ pub struct Votes {
     pub wrong: f64,
 }
 
+/// Converts a flag to a vote, which the sum over ranks counts.
+pub(crate) fn vote(flag: bool) -> f64 {
+    f64::from(u8::from(flag))
+}
+
 /// Values that all ranks have agreed on.
 pub(super) struct Agreed {
     /// Mean loss of the global batch.

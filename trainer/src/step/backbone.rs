@@ -48,8 +48,11 @@ impl BackbonePass<'_> {
         for index in 0..self.units.len() {
             let unit = self.gathered(index);
             let tape;
-            (batches, tape) =
-                passes.forward(unit, batches, &draws, keeps_graph, index > 0, &mut || Ok(()))?;
+            (batches, tape) = if keeps_graph {
+                passes.forward(unit, batches, &draws, index > 0, &mut || Ok(()))?
+            } else {
+                passes.forward_from_input(unit, batches, &draws, &mut || Ok(()))?
+            };
             tapes.push(tape);
         }
         let mut slice_grads = Vec::new();

@@ -52,16 +52,24 @@ pub(crate) enum Event {
     Reduce { unit: usize },
 }
 
+/// What a unit of the trained backbone keeps of its forward pass for its backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activations {
+    /// Its graph.
+    Graph,
+    /// Its input, from which it runs again.
+    Input,
+    /// Nothing: the previous units of its segment run again first, or the unit is never trained.
+    Nothing,
+}
+
 /// Data that a unit of the trained backbone keeps from its forward to its backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Retention {
-    /// Whether it keeps its graph.
-    pub(crate) graph: bool,
+    /// What it keeps of its forward pass.
+    pub(crate) activations: Activations,
     /// Whether it keeps its gathered weights.
     pub(crate) weights: bool,
-    /// Whether it keeps its input if it keeps no graph; otherwise the previous units of its segment
-    /// run again first.
-    pub(crate) input: bool,
 }
 
 /// Numbers of units of a network.
@@ -176,9 +184,16 @@ fn push_repeated_gather(events: &mut Vec<Event>, unit: usize, segments: Segments
 
 /// Returns what unit `unit` of the trained backbone keeps.
 fn retention(unit: usize, segments: Segments, sharding: Sharding) -> Retention {
-    let graph = unit >= segments.n_units;
-    let weights = graph || (sharding == Sharding::Grad && segments.is_trained(unit));
-    Retention { graph, weights, input: segments.keeps_input(unit) }
+    let activations = if unit >= segments.n_units {
+        Activations::Graph
+    } else if segments.keeps_input(unit) {
+        Activations::Input
+    } else {
+        Activations::Nothing
+    };
+    let keeps_graph = activations == Activations::Graph;
+    let weights = keeps_graph || (sharding == Sharding::Grad && segments.is_trained(unit));
+    Retention { activations, weights }
 }
 
 #[cfg(test)]
@@ -242,7 +257,7 @@ mod tests {
         for sharding in [Sharding::Full, Sharding::Grad] {
             let segments = Segments::new(5, 1, 2).after_fixed(2);
             let schedule = Schedule::new(&[], units, segments, sharding);
-            let nothing = Retention { graph: false, weights: false, input: false };
+            let nothing = Retention { activations: Activations::Nothing, weights: false };
             for unit in 0..2 {
                 assert!(schedule.forward.contains(&Event::Forward { unit, retention: nothing }));
             }

@@ -12,7 +12,7 @@ use ranks::wire::Wire;
 
 use super::batch::MicroBatch;
 use super::columns::{ColumnPass, GroupBatch};
-use super::events::{Event, Retention, StepNetwork};
+use super::events::{Activations, Event, Retention, StepNetwork};
 use super::heads::HeadPass;
 use super::inferred::Inferred;
 use super::loss::{LossResult, Scoring};
@@ -273,10 +273,10 @@ impl<'a> Execution<'a> {
         let draws = &self.inputs.draws[unit];
         let on_sent = &mut || self.gathers.look_ahead();
         let tape;
-        (self.features, tape) = if retention.graph || retention.input {
-            passes.forward(gathered, batches, draws, retention.graph, unit > 0, on_sent)?
-        } else {
-            passes.forward_in_segment(gathered, batches, draws, on_sent)?
+        (self.features, tape) = match retention.activations {
+            Activations::Graph => passes.forward(gathered, batches, draws, unit > 0, on_sent)?,
+            Activations::Input => passes.forward_from_input(gathered, batches, draws, on_sent)?,
+            Activations::Nothing => passes.forward_in_segment(gathered, batches, draws, on_sent)?,
         };
         self.results.observations.extend(network.observed(unit, gathered, &tape.totals(), passes));
         self.tapes.push((tape, retention.weights.then_some(flat)));

@@ -42,7 +42,7 @@ pub(super) struct GraphInput {
 
 /// A head's staged units after their forward pass.
 pub(super) struct StagedHead<'a> {
-    pub(super) placed: PlacedHead<'a>,
+    pub(super) placed: &'a PlacedHead,
     /// Outputs of the units, by micro-batch.
     pub(super) batches: Vec<MicroBatch>,
     /// Tapes of the units, in their order.
@@ -97,7 +97,7 @@ impl<'a> HeadPass<'a> {
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<StagedHead<'a>>, EngineError> {
         let mut heads: Vec<StagedHead<'a>> = Vec::new();
-        for placed in self.network.net.heads().filter(PlacedHead::has_passes) {
+        for placed in self.network.net.heads().filter(|placed| placed.has_passes()) {
             let mut batches = match input_head(&heads, placed.head.reads) {
                 Some(index) => heads[index].batches.clone(),
                 None => head_inputs(placed.head.reads, features),
@@ -107,7 +107,7 @@ impl<'a> HeadPass<'a> {
             for index in placed.staged() {
                 let unit = self.network.gathered(index, &flats[&index]);
                 let tape;
-                (batches, tape) = passes.forward(unit, batches, &draws, true, true, &mut || Ok(()))?;
+                (batches, tape) = passes.forward(unit, batches, &draws, true, &mut || Ok(()))?;
                 observations.extend(self.network.observed(index, unit, &tape.totals(), passes));
                 tapes.push(tape);
             }
@@ -131,7 +131,7 @@ impl<'a> HeadPass<'a> {
         observations: &mut Vec<Observation>,
     ) -> Result<Vec<GraphInput>, EngineError> {
         let mut outputs: BTreeMap<&'static str, Vec<MicroBatch>> = BTreeMap::new();
-        for placed in self.network.net.heads().filter(PlacedHead::has_passes) {
+        for placed in self.network.net.heads().filter(|placed| placed.has_passes()) {
             let reads = placed.head.reads;
             let mut batches = match reads.head().and_then(|name| outputs.get(name)) {
                 Some(batches) => batches.clone(),
@@ -248,7 +248,7 @@ impl<'a> HeadPass<'a> {
         let sets = StatSets::joint(1);
         let mut outputs = BTreeMap::<&'static str, Vec<Parts>>::new();
         for placed in self.network.net.heads().filter(|placed| !placed.is_divided()) {
-            let head = placed.head;
+            let head = &placed.head;
             let mut sizes: Vec<Parts> = match (input.staged.get(head.name), head.reads.head()) {
                 (Some(staged), _) => staged.iter().map(|group| vec![group.clone()]).collect(),
                 // A head comes after the head that it reads.

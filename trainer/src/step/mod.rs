@@ -42,6 +42,7 @@ pub mod upload;
 mod weights;
 
 pub use agreement::Votes;
+pub(crate) use agreement::vote;
 pub use config::StepConfig;
 pub use phases::Phases;
 pub use report::{Gradients, StepReport};

@@ -62,9 +62,7 @@ pub(crate) struct Net {
     /// Adapters that change in place of the backbone's weights.
     pub(crate) adapter: Option<Adapter>,
     /// Heads of the network.
-    heads: Vec<Head>,
-    /// Number of units of each head that run in the passes of a step.
-    n_staged: Vec<usize>,
+    heads: Vec<PlacedHead>,
     /// Parts of the last units of divided heads that a rank computes, by index of the unit.
     parts: BTreeMap<usize, ColumnPart>,
     /// Number of parts into which the columns of a divided head are divided.
@@ -100,10 +98,9 @@ pub(crate) struct ListedUnit<'a> {
 }
 
 /// A head, and the indices of its units in the list of its network.
-#[derive(Clone, Copy)]
-pub(crate) struct PlacedHead<'a> {
+pub(crate) struct PlacedHead {
     /// The head.
-    pub(crate) head: &'a Head,
+    pub(crate) head: Head,
     /// Index of its first unit.
     first: usize,
     /// Number of units that run in the passes of a step.
@@ -112,7 +109,7 @@ pub(crate) struct PlacedHead<'a> {
     is_divided: bool,
 }
 
-impl PlacedHead<'_> {
+impl PlacedHead {
     /// Returns whether ranks compute different columns of the last unit's output.
     pub(crate) fn is_divided(&self) -> bool {
         self.is_divided
@@ -269,18 +266,22 @@ impl Net {
         }
         let has_recipe_backbone = spec.backbone == Backbone::Recipe;
         let NetworkSpec { name, heads, sees, update_rule, .. } = spec;
-        let n_staged = staged_units(&heads, n_parts);
-        let mut last = backbone.len();
+        let n_staged_by_head = staged_units(&heads, n_parts);
+        let mut placed_heads = Vec::with_capacity(heads.len());
         let mut parts = BTreeMap::new();
-        for head in &heads {
-            last += head.units.len();
-            if head.may_divide && n_parts > 1 {
+        let mut first = backbone.len();
+        for (head, n_staged) in heads.into_iter().zip(n_staged_by_head) {
+            let end = first + head.units.len();
+            let is_divided = head.is_divided(n_parts);
+            if is_divided {
                 let part = head.units.last().and_then(|unit| unit.column_part(n_parts));
                 // The plan was checked with the method's heads.
                 let unit = part.expect("a unit whose columns can be divided");
                 let layout = unit.layout(1);
-                parts.insert(last - 1, ColumnPart { unit, layout, index: division.column });
+                parts.insert(end - 1, ColumnPart { unit, layout, index: division.column });
             }
+            placed_heads.push(PlacedHead { head, first, n_staged, is_divided });
+            first = end;
         }
         Self {
             name,
@@ -292,8 +293,7 @@ impl Net {
             undivided,
             level_ends,
             adapter,
-            heads,
-            n_staged,
+            heads: placed_heads,
             parts,
             n_column_parts: n_parts,
         }
@@ -343,7 +343,7 @@ impl Net {
     pub(crate) fn n_units(&self) -> NetworkUnits {
         NetworkUnits {
             n_backbone: self.backbone.len(),
-            n_heads: self.heads.iter().map(|head| head.units.len()).sum(),
+            n_heads: self.heads.iter().map(|placed| placed.head.units.len()).sum(),
         }
     }
 
@@ -361,7 +361,7 @@ impl Net {
     pub(crate) fn units(&self) -> impl Iterator<Item = ListedUnit<'_>> {
         let backbone = self.backbone.iter().map(|unit| (unit, 0));
         let heads = self.heads.iter().enumerate();
-        let heads = heads.flat_map(|(i, head)| head.units.iter().map(move |unit| (unit, i + 1)));
+        let heads = heads.flat_map(|(i, placed)| placed.head.units.iter().map(move |unit| (unit, i + 1)));
         backbone.chain(heads).map(|(unit, module)| ListedUnit { unit: unit.as_ref(), module })
     }
 
@@ -376,15 +376,8 @@ impl Net {
     }
 
     /// Returns the heads with the indices of their units.
-    pub(crate) fn heads(&self) -> impl Iterator<Item = PlacedHead<'_>> {
-        let with_staged = self.heads.iter().zip(&self.n_staged);
-        with_staged.scan(self.backbone.len(), |next, (head, n_staged)| {
-            let first = *next;
-            *next += head.units.len();
-            let last = first + head.units.len();
-            let is_divided = head.may_divide && self.parts.contains_key(&(last - 1));
-            Some(PlacedHead { head, first, n_staged: *n_staged, is_divided })
-        })
+    pub(crate) fn heads(&self) -> impl Iterator<Item = &PlacedHead> {
+        self.heads.iter()
     }
 }
 
@@ -511,7 +504,7 @@ mod tests {
     /// Returns a network that copies the weights of `source` after every step.
     fn follower(name: &'static str, source: &'static str) -> NetworkSpec {
         NetworkSpec {
-            update_rule: UpdateRule::Copy { source, every_steps: 1, from_step: 0, max_updates: u64::MAX },
+            update_rule: UpdateRule::Copy { source, every_steps: 1, from_step: 0, max_updates: None },
             ..NetworkSpec::trained(name, Vec::new(), 1)
         }
     }

@@ -137,6 +137,12 @@ pub(crate) fn sum_over_groups(totals: &Totals) -> Vec<Tensor<1>> {
     sums
 }
 
+/// Returns the totals of the sums of stage `stage`, as they were given to the next one in the first
+/// run; none after the last stage.
+fn recorded_totals(totals: &[Totals], stage: usize) -> Totals {
+    totals.get(stage + 1).cloned().unwrap_or_default()
+}
+
 impl<'p> Passes<'p> {
     /// Runs all stages without a graph. Also returns the totals that each stage was given. No
     /// branch is dropped if `draws` is `None`.
@@ -177,7 +183,7 @@ impl<'p> Passes<'p> {
             unit,
             batches,
             Some(draws),
-            |stage: usize, _| Ok(totals.get(stage + 1).cloned().unwrap_or_default()),
+            |stage: usize, _| Ok(recorded_totals(totals, stage)),
             on_sent,
         )?;
         Ok(batches)
@@ -217,7 +223,7 @@ impl<'p> Passes<'p> {
         Ok((batches, totals_by_stage))
     }
 
-    /// Runs all stages, and keeps the data of the backward pass.
+    /// Runs all stages, and keeps their graphs.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -226,25 +232,34 @@ impl<'p> Passes<'p> {
         unit: Gathered<'a, '_>,
         batches: Vec<MicroBatch>,
         draws: &UnitDraws,
-        keeps_graph: bool,
         wants_input: bool,
         on_sent: OnStatisticsSent<'_>,
     ) -> Result<(Vec<MicroBatch>, UnitTape<'a>), EngineError> {
-        if !keeps_graph && unit.unit.n_stages() > 1 {
-            let input = batches.clone();
-            let (batches, totals) = self.infer(unit, batches, Some(draws), on_sent)?;
-            return Ok((batches, UnitTape::Recompute { input, totals }));
-        }
         let (batches, stages) = self.run_stages(
             unit,
             batches,
             draws,
-            keeps_graph,
             wants_input,
             |_: usize, sums| self.sum_over_batch(unit.unit.name(), sums),
             on_sent,
         )?;
         Ok((batches, UnitTape::Stages(stages)))
+    }
+
+    /// Runs all stages, and keeps the input and the totals, from which the unit runs again.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub(crate) fn forward_from_input(
+        &self,
+        unit: Gathered<'_, '_>,
+        batches: Vec<MicroBatch>,
+        draws: &UnitDraws,
+        on_sent: OnStatisticsSent<'_>,
+    ) -> Result<(Vec<MicroBatch>, UnitTape<'static>), EngineError> {
+        let input = batches.clone();
+        let (batches, tape) = self.forward_in_segment(unit, batches, draws, on_sent)?;
+        Ok((batches, tape.with_input(unit.unit.n_stages(), &input)))
     }
 
     /// Runs all stages, and keeps only the totals, which the unit needs to run again.
@@ -262,14 +277,12 @@ impl<'p> Passes<'p> {
         Ok((batches, UnitTape::Totals(totals)))
     }
 
-    /// Runs all stages, and keeps their tapes; `total` computes the totals of the sums of a stage.
-    #[allow(clippy::too_many_arguments)]
+    /// Runs all stages, and keeps their graphs; `total` computes the totals of the sums of a stage.
     fn run_stages<'a>(
         &self,
         unit: Gathered<'a, '_>,
         mut batches: Vec<MicroBatch>,
         draws: &UnitDraws,
-        keeps_graph: bool,
         wants_input: bool,
         mut total: impl FnMut(usize, &[SlicedSums]) -> Result<Totals, EngineError>,
         on_sent: OnStatisticsSent<'_>,
@@ -289,7 +302,7 @@ impl<'p> Passes<'p> {
                 let inputs = std::mem::take(&mut batch.slices);
                 let results = self.workers.map(inputs, |i, input| {
                     let args = self.stage_args(stage, &draws[i], group_totals);
-                    unit.forward(input, args, keeps_graph, wants_input)
+                    unit.forward(input, args, wants_input)
                 });
                 let (outputs, batch_records) = results.into_iter().unzip();
                 let (slices, batch_sums) = split_outputs(outputs);
@@ -376,9 +389,8 @@ impl<'p> Passes<'p> {
             unit,
             input,
             draws,
-            true,
             wants_input,
-            |stage: usize, _| Ok(totals.get(stage + 1).cloned().unwrap_or_default()),
+            |stage: usize, _| Ok(recorded_totals(&totals, stage)),
             &mut || Ok(()),
         )?;
         Ok(stages)

@@ -83,8 +83,8 @@ impl Observation {
         let network = nets.position(self.network)?;
         let shard = &networks[network].shards[self.unit];
         let segment = shard.segments().find(|segment| segment.slot.spec.name == self.param)?;
-        let first = segment.slot.spec.first_element() + shard.start + segment.start - segment.slot.offset;
-        Some(Target { network, start: segment.start, end: segment.end, first: first - self.first })
+        let first = segment.first - self.first;
+        Some(Target { network, start: segment.start, end: segment.end, first })
     }
 
     /// Returns the values that [`Observation::write`] will overwrite.

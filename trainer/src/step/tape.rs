@@ -112,18 +112,14 @@ impl<'a> Gathered<'a, '_> {
         self.unit.forward(args.stage, input, &context(&leaves, args, args.totals))
     }
 
-    /// Computes the output, and keeps data for [`Gathered::backward`]: the graph if `keeps_graph`,
-    /// otherwise the input.
+    /// Computes the output with its graph, for [`Gathered::backward`]; with `wants_input`, the
+    /// input tracks a gradient.
     pub(crate) fn forward(
         &self,
         input: Streams,
         args: StageArgs<'_>,
-        keeps_graph: bool,
         wants_input: bool,
     ) -> (StageOutput, StageRecord<'a>) {
-        if !keeps_graph {
-            return (self.infer(input.clone(), args), StageRecord::Input(input));
-        }
         let graph = self.graph(input, args, wants_input);
         let streams = graph.output.streams.iter().map(|tokens| tokens.map(|x| x.clone().inner())).collect();
         let sums = graph.output.sums.iter().map(|sum| sum.clone().inner()).collect();

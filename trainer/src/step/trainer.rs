@@ -18,7 +18,7 @@ use networks::backbone::ModelConfig;
 use networks::tensor::NamedTensor;
 use networks::unit::{StatSets, Types};
 use ranks::EngineError;
-use ranks::collectives;
+use ranks::collectives::{self, GatherRequest};
 use ranks::column_group::ColumnGroup;
 use ranks::communicator::Communicator;
 use ranks::in_flight::{GatherQueue, ReductionQueue};
@@ -214,8 +214,15 @@ impl Trainer {
     /// [`EngineError`].
     pub(crate) fn gather_unit(&self, unit: &str, shard: &Tensor<1>) -> Result<Tensor<1>, EngineError> {
         let shard = shard.clone().to_device(&self.device);
-        let pending =
-            collectives::gather(&self.comm, unit, &shard, Wire::F32, DType::F32, false, Extent::Whole)?;
+        let request = GatherRequest {
+            unit,
+            shard: &shard,
+            wire: Wire::F32,
+            dtype: DType::F32,
+            is_kept: false,
+            extent: Extent::Whole,
+        };
+        let pending = collectives::gather(&self.comm, &request)?;
         Ok(self.comm.wait(pending)?.to_device(&self.device))
     }
 
@@ -366,10 +373,9 @@ impl Trainer {
     fn segments(&self) -> Segments {
         let trained = self.nets.trained();
         let StepConfig { n_kept_graphs, segment_len, rates, .. } = self.config;
-        let segments = Segments::new(trained.backbone.len(), n_kept_graphs, segment_len);
-        let n_without_adapters =
-            (0..trained.backbone.len()).take_while(|unit| trained.is_fixed(*unit)).count();
-        segments.after_fixed(rates.n_fixed(&trained.undivided).max(n_without_adapters))
+        let has_adapters = trained.adapter.is_some();
+        let n_fixed = rates.n_fixed_at_start(&trained.backbone, &trained.undivided, has_adapters);
+        Segments::new(trained.backbone.len(), n_kept_graphs, segment_len).after_fixed(n_fixed)
     }
 
     /// Returns the order of a step.

@@ -1,7 +1,7 @@
 //! Gathers of a step: the weights of each unit, in the order of the schedule.
 
 use burn_tensor::DType;
-use ranks::in_flight::GatherRequest;
+use ranks::collectives::GatherRequest;
 use ranks::wire::Wire;
 
 use super::events::{Event, Schedule, StepNetwork};

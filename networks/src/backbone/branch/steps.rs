@@ -83,17 +83,27 @@ impl Branch {
 
     /// Returns the parameters of a step.
     pub(super) fn params(&self, step: &ColumnStep) -> Vec<ParamSpec> {
-        let ColumnStep { product, columns, is_last } = step;
-        match (product, self.layer(*product)) {
-            (_, Some(layer)) => {
-                let mut params = vec![layer.weight().rows(columns.clone())];
-                if *is_last {
+        let columns = step.columns.clone();
+        match step.product {
+            Product::Squeeze => self.excitation().squeeze_params(columns),
+            Product::Excite => self.excitation().excite_params(columns),
+            Product::Shortcut | Product::Layer(_) => {
+                let layer = self.layer(step.product).expect(NO_MODULE);
+                let mut params = vec![layer.weight().rows(columns)];
+                if step.is_last {
                     params.extend(layer.norm.params());
                 }
                 params
             }
-            (Product::Squeeze, None) => self.excitation().squeeze_params(columns.clone()),
-            (_, None) => self.excitation().excite_params(columns.clone()),
+        }
+    }
+
+    /// Returns the number of columns of the output of a product.
+    fn n_columns(&self, product: Product) -> usize {
+        match product {
+            Product::Squeeze => self.excitation().squeezed,
+            Product::Excite => self.excitation().width,
+            Product::Shortcut | Product::Layer(_) => self.layer(product).expect(NO_MODULE).norm.width,
         }
     }
 
@@ -109,11 +119,8 @@ impl Branch {
 
     /// Returns the steps of one product.
     fn product_steps(&self, product: Product, max_numel: usize) -> Vec<ColumnStep> {
-        let (n_columns, n_groups) = match (product, self.layer(product)) {
-            (_, Some(layer)) => (layer.norm.width, layer.groups),
-            (Product::Squeeze, None) => (self.excitation().squeezed, 1),
-            (_, None) => (self.excitation().width, 1),
-        };
+        let n_columns = self.n_columns(product);
+        let n_groups = self.layer(product).map_or(1, |layer| layer.groups);
         // Columns of a group of channels are computed together, and a product of few columns would
         // be computed in another order.
         let grain = match n_groups {

@@ -11,7 +11,7 @@
 //! further communication.
 
 use burn_tensor::Tensor;
-use kernels::ops::{matmul, total};
+use kernels::ops::{add_term, matmul, total};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
@@ -88,10 +88,7 @@ impl CovarianceLoss {
         let mut terms: Option<Tensor<1>> = None;
         for (index, gradient) in self.gradients.iter().enumerate() {
             let term = total(matmul(x[index].clone(), gradient.clone().autodiff()) * y[index].clone());
-            terms = Some(match terms {
-                Some(sum) => sum + term,
-                None => term,
-            });
+            terms = Some(add_term(terms, term));
         }
         // A function of the vectors with the gradient, shifted to the value. Every loss has a P.
         let surrogate = terms.expect("a gradient") * self.n_micro_batches as f64;

@@ -9,7 +9,7 @@
 //! sum of the teacher views that it is paired with.
 
 use burn_tensor::Tensor;
-use kernels::ops::{Pairs, cross_entropy};
+use kernels::ops::{Pairs, add_term, cross_entropy};
 
 /// Returns the loss of groups of student logits `[B, V, K]` against `targets` `[B, V_t, K]`, `[1]`.
 /// The first `V_t` views of the first group are the views that the teacher saw. Pairs with views of
@@ -30,10 +30,7 @@ pub(crate) fn between_weighted_views(
         n_pairs += n;
         let sum = cross_entropy(logits.clone(), targets.clone(), pairs, temperature);
         let sum = if weight == 1.0 { sum } else { sum * weight };
-        total = Some(match total {
-            Some(total) => total + sum,
-            None => sum,
-        });
+        total = Some(add_term(total, sum));
     }
     // Recipes without views are refused, so that there is at least one group.
     total.expect("at least one group of student views") / (n_pairs * b) as f64

@@ -6,11 +6,8 @@
 //! ```
 
 use burn_tensor::{Tensor, TensorData};
-use kernels::ops::{matmul, unit_rows};
+use kernels::ops::{NORM_EPSILON, matmul, unit_rows};
 use networks::interpolation::{Resampling, matrix};
-
-/// Keeps norms away from zero.
-const EPSILON: f64 = 1e-12;
 
 /// Returns the loss of the patches `x` `[B, N, D]`, with a graph, against `anchor` of the same
 /// shape, `[1]`.
@@ -21,7 +18,7 @@ pub(crate) fn gram_loss(x: Tensor<3>, anchor: Tensor<3>) -> Tensor<1> {
 /// Returns the cosines of the angles between the patches of each view, `[B, N, N]`.
 fn similarities(x: Tensor<3>) -> Tensor<3> {
     let [b, n, d] = x.dims();
-    let unit = unit_rows(x.reshape([b * n, d]), EPSILON).reshape([b, n, d]);
+    let unit = unit_rows(x.reshape([b * n, d]), NORM_EPSILON).reshape([b, n, d]);
     matmul(unit.clone(), unit.swap_dims(1, 2))
 }
 

@@ -10,10 +10,11 @@
 
 use augment::ViewRng;
 use burn_tensor::{Tensor, TensorData};
-use kernels::ops::{matmul_transposed, total, wave_sums, weighted_waves};
+use kernels::ops::{add_term, matmul_transposed, total, wave_sums, weighted_waves};
 use ranks::EngineError;
 use ranks::peers::Peers;
 
+use super::koleo::view;
 use crate::method::Collective;
 
 /// Number of points t, T.
@@ -108,10 +109,7 @@ impl Sigreg {
         for (i, gradient) in self.gradients.iter().enumerate() {
             let p = matmul_transposed(view(&views, i), directions.clone());
             let term = weighted_waves(p, gradient.clone(), SPACING);
-            terms = Some(match terms {
-                Some(sum) => sum + term,
-                None => term,
-            });
+            terms = Some(add_term(terms, term));
         }
         // A linear function of the sums with the gradient, shifted to the value. Every method has a
         // view.
@@ -124,12 +122,6 @@ impl Sigreg {
     pub(crate) fn value(&self) -> Tensor<1> {
         self.value.clone()
     }
-}
-
-/// Returns view `i`, `[b, D]`, of `[b, V, D]`.
-fn view(views: &Tensor<3>, i: usize) -> Tensor<2> {
-    let [b, _, d] = views.dims();
-    views.clone().slice([0..b, i..i + 1, 0..d]).reshape([b, d])
 }
 
 /// Returns the means of cosines and sines of a standard normal distribution, `[2 T M]`.

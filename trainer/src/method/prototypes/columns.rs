@@ -15,6 +15,14 @@ pub(super) struct RowParts {
     lengths: Vec<usize>,
 }
 
+/// Results of a function of the numbers of each row's parts, by row.
+pub(super) struct Combined {
+    /// Of the numbers of all parts.
+    pub(super) all: Vec<f32>,
+    /// Of those of all parts but this rank's.
+    pub(super) others: Vec<f32>,
+}
+
 impl RowParts {
     /// Gathers the numbers of all parts. `values` are those of this rank's part, by micro-batch.
     ///
@@ -37,7 +45,7 @@ impl RowParts {
     }
 
     /// Returns `f` of the numbers of all parts, and of all parts but this rank's, for each row.
-    pub(super) fn combine(&self, f: impl Fn(&[f64]) -> f64) -> [Vec<f32>; 2] {
+    pub(super) fn combine(&self, f: impl Fn(&[f64]) -> f64) -> Combined {
         let n = self.by_part[0].len();
         let mut all = Vec::with_capacity(n);
         let mut others = Vec::with_capacity(n);
@@ -47,7 +55,7 @@ impl RowParts {
             numbers.remove(self.part);
             others.push(f(&numbers) as f32);
         }
-        [all, others]
+        Combined { all, others }
     }
 
     /// Splits a list of one number per row into micro-batches.

@@ -13,12 +13,17 @@ use crate::method::loss::cross_entropy::{GroupPairs, between_weighted_views};
 /// whose last column represents the columns of other ranks.
 pub(crate) struct CompletedScores {
     scores: Tensor<3>,
-    /// Logarithm of the sum of the exponentials over all columns, by row; empty where this rank has
-    /// all columns.
+    /// Sums that include the columns of other ranks; `None` where this rank has all columns.
+    sums: Option<ColumnSums>,
+}
+
+/// Sums of the exponentials of scores over columns, by row.
+struct ColumnSums {
+    /// Logarithm of the sum over all columns.
     log_total: Vec<f32>,
-    /// Logarithm of the sum of the exponentials over the columns of other ranks, by row; empty
-    /// where this rank has all columns.
+    /// Logarithm of the sum over the columns of other ranks.
     log_others: Vec<f32>,
+    /// Number of parts into which ranks divide the columns.
     n_parts: usize,
 }
 
@@ -27,7 +32,7 @@ impl CompletedScores {
     pub(crate) fn from_all_columns(scores: Vec<Tensor<3>>) -> Vec<Self> {
         let mut completed = Vec::with_capacity(scores.len());
         for scores in scores {
-            completed.push(Self { scores, log_total: Vec::new(), log_others: Vec::new(), n_parts: 1 });
+            completed.push(Self { scores, sums: None });
         }
         completed
     }
@@ -46,12 +51,14 @@ impl CompletedScores {
             .map(|scores| Some(log_sum_exp(scores.clone().inner(), None, temperature)))
             .collect();
         let parts = RowParts::gather("softmax", &log_sums, group)?;
-        let [log_total, log_others] = parts.combine(log_sum).map(|rows| parts.split_batches(&rows));
+        let combined = parts.combine(log_sum);
+        let totals = parts.split_batches(&combined.all);
+        let others = parts.split_batches(&combined.others);
         let n_parts = group.n_parts();
         let mut completed = Vec::with_capacity(scores.len());
-        for ((scores, log_total), log_others) in scores.into_iter().zip(log_total).zip(log_others) {
+        for ((scores, log_total), log_others) in scores.into_iter().zip(totals).zip(others) {
             let scores = with_column(scores, &to_scores(&log_others, temperature));
-            completed.push(Self { scores, log_total, log_others, n_parts });
+            completed.push(Self { scores, sums: Some(ColumnSums { log_total, log_others, n_parts }) });
         }
         Ok(completed)
     }
@@ -65,8 +72,10 @@ impl CompletedScores {
     /// H = Σ t · (log Σ exp(s / τ) - s / τ)
     /// ```
     fn correction(&self, row: usize, other_mass: f32) -> f64 {
-        let share = 1.0 - 1.0 / self.n_parts as f64;
-        f64::from(other_mass) * f64::from(self.log_others[row]) - share * f64::from(self.log_total[row])
+        // Targets have a mass in other columns only where ranks divide them, and scores with them.
+        let sums = self.sums.as_ref().expect("scores of divided prototypes");
+        let share = 1.0 - 1.0 / sums.n_parts as f64;
+        f64::from(other_mass) * f64::from(sums.log_others[row]) - share * f64::from(sums.log_total[row])
     }
 }
 

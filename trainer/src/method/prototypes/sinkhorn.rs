@@ -44,10 +44,10 @@ pub(crate) fn targets(
         let row_sums: Vec<Option<Tensor<1>>> =
             all.by_batch().map(|rows| Some(scaled_row_sums(rows?.clone(), columns.clone()))).collect();
         let parts = RowParts::gather("sinkhorn", &row_sums, group)?;
-        let [total, rest] = parts.combine(sum);
-        let shares: Vec<f32> = rest.iter().zip(&total).map(|(rest, total)| rest / total).collect();
+        let sums = parts.combine(sum);
+        let shares: Vec<f32> = sums.others.iter().zip(&sums.all).map(|(rest, total)| rest / total).collect();
         other_mass = Some(parts.split_batches(&shares));
-        all = all.map_with(&parts.split_batches(&total), |q, totals| {
+        all = all.map_with(&parts.split_batches(&sums.all), |q, totals| {
             let totals = Tensor::from_floats(&totals[..], &q.device());
             scaled(q.clone(), columns.clone(), totals)
         });

@@ -48,11 +48,11 @@ impl PrototypeTargets {
             .map(|rows| Some(log_sum_exp(rows?.clone(), Some(center.clone()), temperature)))
             .collect();
         let parts = RowParts::gather("softmax", &log_sums, group)?;
-        let [log_total, log_others] = parts.combine(log_sum);
+        let logs = parts.combine(log_sum);
         let other_mass: Vec<f32> =
-            log_others.iter().zip(&log_total).map(|(other, total)| (other - total).exp()).collect();
+            logs.others.iter().zip(&logs.all).map(|(other, total)| (other - total).exp()).collect();
         let center = Tensor::cat(vec![center.clone(), Tensor::zeros([1], &center.device())], 0);
-        let rows = scores.map_with(&parts.split_batches(&log_others), |x, log_others| {
+        let rows = scores.map_with(&parts.split_batches(&logs.others), |x, log_others| {
             softmax_rows(
                 with_column(x.clone(), &to_scores(log_others, temperature)),
                 Some(center.clone()),
@@ -116,7 +116,7 @@ impl PrototypeTargets {
         let maxima: Vec<Option<Tensor<1>>> =
             self.rows.by_batch().map(|rows| Some(row_maxima(self.own_columns(rows?)))).collect();
         let parts = RowParts::gather("largest", &maxima, group)?;
-        let [maxima, _] = parts.combine(|values| values.iter().copied().fold(0.0, f64::max));
+        let maxima = parts.combine(|values| values.iter().copied().fold(0.0, f64::max)).all;
         let mut shares = Vec::new();
         for (rows, maxima) in self.rows.by_batch().flatten().zip(parts.split_batches(&maxima)) {
             let [entropy, _] = sharpness(&self.own_columns(rows));

@@ -41,12 +41,15 @@ impl HeadSizes {
         let [hidden, _] = matrix_shape(shapes, &format!("{name}.mlp.0.weight"))?;
         let matrix = matrix_shape(shapes, &format!("{name}.last_layer.weight"));
         let directions = matrix_shape(shapes, &format!("{name}.last_layer.weight_v"));
-        let gains = matrix_shape(shapes, &format!("{name}.last_layer.weight_g"));
-        let (lengths, [prototypes, bottleneck]) = match (matrix, directions, gains) {
-            (Some(matrix), _, _) => (Lengths::Free, matrix),
-            (None, Some(directions), Some(_)) => (Lengths::Gain, directions),
-            (None, directions, _) => (Lengths::One, directions?),
+        let has_gains = matrix_shape(shapes, &format!("{name}.last_layer.weight_g")).is_some();
+        let lengths = if matrix.is_some() {
+            Lengths::Free
+        } else if has_gains {
+            Lengths::Gain
+        } else {
+            Lengths::One
         };
+        let [prototypes, bottleneck] = matrix.or(directions)?;
         let init_std = 0.0;
         let frozen_steps = 0;
         let warms_moments = false;

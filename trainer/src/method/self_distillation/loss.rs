@@ -1,6 +1,7 @@
 //! The loss of a micro-batch, given the targets of the batch.
 
 use burn_tensor::Tensor;
+use kernels::ops::add_term;
 use networks::outputs::{HeadOutputs, Outputs};
 use networks::tokens::Tokens;
 use ranks::EngineError;
@@ -170,10 +171,7 @@ impl BatchLoss for Loss {
         let mut koleo: Option<Tensor<1>> = None;
         for (i, neighbors) in self.neighbors.iter().enumerate() {
             let term = neighbors.koleo(view(&globals, i), &self.positions[index]);
-            koleo = Some(match koleo {
-                Some(sum) => sum + term,
-                None => term,
-            });
+            koleo = Some(add_term(koleo, term));
         }
         if let Some(koleo) = koleo {
             gauges.push(("train/koleo_loss", koleo.clone().inner()));

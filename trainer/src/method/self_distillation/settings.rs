@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::targets::{Centering, TargetRule};
 use crate::method::MethodContext;
-use crate::method::bounds::check_bounds;
+use crate::method::bounds::{check_bounds, check_decay};
 use crate::schedule::{Duration, Ramp, Schedule};
 
 /// Smallest masked block of DINOv2 and DINOv3, in patches.
@@ -22,8 +22,8 @@ pub(in crate::method) struct GramAnchor {
     pub(in crate::method) from_step: u64,
     /// Number of steps between two copies of the teacher.
     pub(in crate::method) every_steps: u64,
-    /// Maximum number of copies after the first one.
-    pub(in crate::method) max_updates: u64,
+    /// Maximum number of copies after the first one; `None` for any number.
+    pub(in crate::method) max_updates: Option<u64>,
     /// Number of steps of the ramps of the weight and of that of pairs with views of other sizes.
     pub(in crate::method) ramp_steps: u64,
 }
@@ -114,7 +114,7 @@ impl Teacher<'_> {
     /// A message with the key and the reason.
     pub(super) fn decay(&self, cx: &MethodContext) -> Result<Schedule, String> {
         let [from, to] = self.decay;
-        check_bounds(&[(self.decay_key, from, [0.0, 1.0]), (self.decay_key, to, [0.0, 1.0])])?;
+        check_decay(self.decay_key, self.decay)?;
         Ok(Schedule::cosine(from, to, cx.length.total_steps))
     }
 }

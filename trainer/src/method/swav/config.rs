@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::method::MethodContext;
+use crate::method::bounds::check_positive;
 use crate::method::prototype_group::{check_prototype_group, default_prototype_group};
 use crate::schedule::Duration;
 
@@ -93,11 +94,8 @@ impl Config {
                  method.head_hidden at least 1"
                 .into());
         }
-        for (key, value) in [("temperature", self.temperature), ("epsilon", self.epsilon)] {
-            if !(value > 0.0 && value <= 1e3) {
-                return Err(format!("method.{key} {value} must be above 0 and at most 1000"));
-            }
-        }
+        check_positive("temperature", self.temperature, 1e3)?;
+        check_positive("epsilon", self.epsilon, 1e3)?;
         check_prototype_group(self.prototype_group, "method.prototypes", self.prototypes)?;
         if self.sinkhorn_iterations == 0 {
             return Err("method.sinkhorn_iterations must be at least 1".into());

@@ -2,7 +2,7 @@
 
 use augment::MultiCrop;
 use burn_tensor::{Device, Tensor, TensorData};
-use kernels::ops::unit_rows;
+use kernels::ops::{NORM_EPSILON, unit_rows};
 use networks::head::projection::Projection;
 use networks::head::unit_prototypes::UnitPrototypes;
 use networks::head::{Head, Reads};
@@ -23,9 +23,6 @@ use crate::schedule::Duration;
 
 /// Name of the head that outputs z.
 const PROJECTION: &str = "projection";
-
-/// Keeps a norm away from zero.
-const NORM_EPSILON: f64 = 1e-12;
 
 /// Name of the network.
 const STUDENT: &str = "student";
