@@ -23,7 +23,7 @@ pub(crate) const CHECK_FAILED: u8 = 1;
 /// The recipe, the flags or the work directory are invalid, or name what does not exist.
 pub(crate) const CONFIGURATION: u8 = 2;
 /// The shards, the disk or a checkpoint have a defect.
-const DATA: u8 = 3;
+pub(crate) const DATA: u8 = 3;
 /// Standard output is a closed pipe or a full disk.
 pub(crate) const OUTPUT_LOST: u8 = 74;
 /// Loss or gradients were not finite too often.
@@ -75,6 +75,8 @@ fn session_code(error: &SessionError) -> u8 {
         SessionError::Train(error) => train_code(error),
         SessionError::Eval(error) => eval_code(error),
         SessionError::InitialHeads { source } => session_code(source),
+        SessionError::FabricWrong { .. } => CHECK_FAILED,
+        SessionError::FabricPanicked => BUG,
         SessionError::UnusableImages { .. } | SessionError::ForkCopy { .. } => DATA,
         SessionError::NoShards
         | SessionError::NoChoice
@@ -128,8 +130,6 @@ fn session_code(error: &SessionError) -> u8 {
         | SessionError::ImageMemory { .. }
         | SessionError::NoRun { .. }
         | SessionError::Network(_)
-        | SessionError::FabricWrong { .. }
-        | SessionError::FabricPanicked
         | SessionError::Launch(_)
         | SessionError::Device(_) => CONFIGURATION,
     }
@@ -340,5 +340,22 @@ fn pipeline_code(error: &PipelineError) -> u8 {
         | PipelineError::UnevenShare { .. }
         | PipelineError::Sampling { .. } => CONFIGURATION,
         _ => DATA,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ranks::conformance::ConformanceError;
+
+    use super::*;
+
+    /// A failed check and a panic are no mistakes of the user.
+    #[test]
+    fn failed_checks_and_panics_have_codes_of_their_own() {
+        let source =
+            ConformanceError::Wrong { engine: "mpi", rank: 1, world_size: 2, operation: "reduce", n: 8 };
+        let wrong = SessionError::FabricWrong { rank: 1, source };
+        assert_eq!(exit_code(&wrong.into()), CHECK_FAILED);
+        assert_eq!(exit_code(&SessionError::FabricPanicked.into()), BUG);
     }
 }

@@ -8,7 +8,7 @@ use pipeline::words::{counted, thousands};
 use session::{Resident, machine, resident};
 use trainer::Plan;
 use trainer::bench::speed::{Load, machine_speed};
-use trainer::checkpoint::steps;
+use trainer::checkpoint::steps_of_run;
 use trainer::cost::{ModelCost, model_cost};
 use trainer::estimate::{Placement, memory};
 use trainer::run::Validations;
@@ -114,7 +114,7 @@ impl Forecast {
         n_probed: usize,
         timed_step_s: Option<f64>,
     ) -> Option<Self> {
-        let newest_step = steps(&workdir.join("checkpoints")).last().map_or(0, |(step, _)| *step);
+        let newest_step = steps_of_run(workdir).last().map_or(0, |(step, _)| *step);
         let n_left = plan.total_steps.saturating_sub(newest_step);
         if n_left == 0 || has_ended_early(plan, workdir) {
             return None;

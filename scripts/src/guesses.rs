@@ -7,9 +7,9 @@ use std::path::Path;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
 use report::shell_quote;
-use trainer::Recipe;
 use trainer::estimate::GPUS;
 use trainer::recipe::{Key, keys, keys_named};
+use trainer::{Plan, Recipe};
 
 /// Similarity from which a word is taken for a misspelled one.
 const SIMILAR: f64 = 0.85;
@@ -94,8 +94,8 @@ struct Pair {
     ends: &'static str,
     /// First number if there is a flag for the second only.
     default_start: &'static str,
-    /// Second number if there is a flag for the first only; empty if it is the same.
-    default_end: &'static str,
+    /// Second number if there is a flag for the first only; `None` if it is the same.
+    default_end: Option<&'static str>,
     /// What the numbers are.
     meaning: &'static str,
 }
@@ -105,7 +105,7 @@ const WEIGHT_DECAY: Pair = Pair {
     starts: "wd weight-decay",
     ends: "weight-decay-end wd-end",
     default_start: "0.04",
-    default_end: "",
+    default_end: None,
     meaning: "at the start and at the end",
 };
 
@@ -114,7 +114,7 @@ const TEACHER_TEMP: Pair = Pair {
     starts: "warmup-teacher-temp",
     ends: "teacher-temp",
     default_start: "0.04",
-    default_end: "0.04",
+    default_end: Some("0.04"),
     meaning: "at the start and after the warm-up",
 };
 
@@ -123,7 +123,7 @@ const TEACHER_PATCH_TEMP: Pair = Pair {
     starts: "warmup-teacher-patch-temp",
     ends: "teacher-patch-temp",
     default_start: "0.04",
-    default_end: "0.07",
+    default_end: Some("0.07"),
     meaning: "at the start and after the warm-up",
 };
 
@@ -132,7 +132,7 @@ const TEACHER_DECAY: Pair = Pair {
     starts: "momentum-teacher teacher-momentum",
     ends: "final-momentum-teacher momentum-teacher-end",
     default_start: "0.996",
-    default_end: "1",
+    default_end: Some("1"),
     meaning: "at the start and at the end",
 };
 
@@ -699,11 +699,11 @@ pub(crate) fn answer_usage(
 fn answer_conflict(error: &clap::Error, called: &Called<'_>) -> Option<String> {
     let first = text_of(error, ContextKind::InvalidArg)?;
     let second = text_of(error, ContextKind::PriorArg)?;
-    let other = match (first.starts_with("--hours"), second.starts_with("--hours")) {
-        (true, false) => second,
-        (false, true) => first,
-        _ => return None,
-    };
+    let is_first = first.starts_with("--hours");
+    if is_first == second.starts_with("--hours") {
+        return None;
+    }
+    let other = if is_first { second } else { first };
     if called.name != "plan" {
         return None;
     }
@@ -978,7 +978,7 @@ fn is_for(commands: &str, called: &Called<'_>) -> bool {
 
 /// Applies `replacement` to a flag; `None` if the command cannot follow it.
 fn apply(replacement: &Replacement, flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
-    let value = flag.values.first().copied().unwrap_or(VALUE);
+    let value = first_value(&flag.values);
     match replacement {
         Replacement::Key(_) | Replacement::Converted { .. } | Replacement::Pair(_) => {
             if !called.takes_settings() {
@@ -1092,7 +1092,7 @@ fn answer_key(flag: &UnknownFlag<'_>, called: &Called<'_>) -> Option<String> {
         let others = paths.join(" or ");
         return Some(format!("recipe {} has no such key; others have {others}", recipe.name));
     }
-    let value = flag.values.first().copied().unwrap_or(VALUE);
+    let value = first_value(&flag.values);
     Some(match guess.map(|guess| &guess.replacement) {
         Some(Replacement::Pair(pair)) => format!("use {settings}, {}", pair.meaning),
         Some(Replacement::Converted { text, .. }) => text.replace(VALUE, value).replace(SETTINGS, &settings),
@@ -1131,9 +1131,14 @@ fn pair_setting(pair: &Pair, path: &str, flag: &UnknownFlag<'_>, called: &Called
         let start = called.typed_value(pair.starts).unwrap_or(pair.default_start);
         return setting_of(path, &[start, value], called);
     }
-    let default_end = if pair.default_end.is_empty() { value } else { pair.default_end };
+    let default_end = pair.default_end.unwrap_or(value);
     let end = called.typed_value(pair.ends).unwrap_or(default_end);
     setting_of(path, &[value, end], called)
+}
+
+/// Returns the first of the values that were typed, or its place.
+fn first_value<'a>(values: &[&'a str]) -> &'a str {
+    values.first().copied().unwrap_or(VALUE)
 }
 
 /// Returns the argument of `--set` that gives the key at `path`, which may end in a unit of length,
@@ -1146,7 +1151,7 @@ fn setting_of(path: &str, values: &[&str], called: &Called<'_>) -> String {
             return setting(&Key { path: path.into(), ..key }, values);
         }
     }
-    let value = values.first().copied().unwrap_or(VALUE);
+    let value = first_value(values);
     shell_quote(&format!("{path}={value}"))
 }
 
@@ -1189,7 +1194,7 @@ fn flag_of_path(word: &str, called: &Called<'_>) -> Option<&'static str> {
     if !path.exists() {
         return None;
     }
-    if path.join("plan.toml").is_file() {
+    if Plan::path_in(path).is_file() {
         return called.first_flag("checkpoint workdir");
     }
     if has_extension(word, &["toml"]) {

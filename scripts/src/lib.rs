@@ -92,7 +92,8 @@ enum Verb {
     Report(verb::report::Args),
     /// Send the recipe, metrics, scores and pictures of runs to an MLflow server.
     Track(verb::track::Args),
-    /// Write a backbone for timm, torchvision, transformers, DINOv2's code or ONNX runtimes.
+    /// Write a backbone for timm, torchvision, transformers, DINOv2's and DINOv3's code or ONNX
+    /// runtimes.
     Export(verb::export::Args),
     /// Estimate the memory, traffic, time and goodput of a run before starting it, for any number
     /// of ranks.

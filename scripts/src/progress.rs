@@ -14,17 +14,15 @@ pub(crate) use trainer::run::{format_duration, format_time};
 /// Returns a bar of `total` items, labeled `label`; without a terminal, it prints a line every
 /// [`line_every`].
 pub(crate) fn bar(total: u64, label: &str) -> ProgressBar {
-    let (target, template) = match (draws(), shows_progress()) {
-        (true, _) => (
-            ProgressDrawTarget::stderr(),
-            "{prefix} [{wide_bar}] {human_pos}/{human_len}  {per_sec:>9}  {eta} left{msg}",
-        ),
-        (false, true) => (
-            ProgressDrawTarget::term_like(Box::new(Lines::default())),
-            "{prefix}: {human_pos} of {human_len}, {per_sec}, {eta} left{msg}",
-        ),
-        (false, false) => (ProgressDrawTarget::hidden(), ""),
-    };
+    let mut target = ProgressDrawTarget::hidden();
+    let mut template = "";
+    if draws() {
+        target = ProgressDrawTarget::stderr();
+        template = "{prefix} [{wide_bar}] {human_pos}/{human_len}  {per_sec:>9}  {eta} left{msg}";
+    } else if shows_progress() {
+        target = ProgressDrawTarget::term_like(Box::new(Lines::default()));
+        template = "{prefix}: {human_pos} of {human_len}, {per_sec}, {eta} left{msg}";
+    }
     let bar = ProgressBar::with_draw_target(Some(total), target).with_prefix(label.to_string());
     // The templates above are valid.
     match ProgressStyle::with_template(template) {
@@ -38,19 +36,19 @@ pub(crate) fn bar(total: u64, label: &str) -> ProgressBar {
 /// Bars of a long job, one for each of its stages. None is shown before the first stage begins.
 pub(crate) struct StageBar {
     bar: ProgressBar,
-    /// Name of the job, which precedes those of its stages; empty if these say enough.
-    job: String,
+    /// Name of the job, which precedes those of its stages; `None` if these say enough.
+    job: Option<String>,
 }
 
 impl StageBar {
     /// Creates the bars.
     pub(crate) fn new() -> Self {
-        Self::named("")
+        Self { bar: bar(0, ""), job: None }
     }
 
     /// Creates the bars of `job`, whose name precedes those of its stages.
     pub(crate) fn named(job: impl Into<String>) -> Self {
-        Self { bar: bar(0, ""), job: job.into() }
+        Self { bar: bar(0, ""), job: Some(job.into()) }
     }
 
     /// Prints a message above the bar.
@@ -66,7 +64,7 @@ impl StageBar {
 
     /// Creates bars that are not shown.
     pub(crate) fn hidden() -> Self {
-        Self { bar: ProgressBar::hidden(), job: String::new() }
+        Self { bar: ProgressBar::hidden(), job: None }
     }
 }
 
@@ -76,7 +74,10 @@ impl Progress for StageBar {
         // before.
         self.bar.reset();
         self.bar.set_length(n);
-        let prefix = if self.job.is_empty() { stage.to_string() } else { format!("{}, {stage}", self.job) };
+        let prefix = match &self.job {
+            Some(job) => format!("{job}, {stage}"),
+            None => stage.to_string(),
+        };
         self.bar.set_prefix(prefix);
     }
 
@@ -130,7 +131,6 @@ impl Drop for Activity {
     }
 }
 
-/// Writes the rate in items per second, with at most one decimal.
 /// Writes the time that is left, in its two largest units.
 fn time_left(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     let _ = write!(out, "{}", format_duration(state.eta().as_secs_f64()));
@@ -141,6 +141,7 @@ fn time_taken(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     let _ = write!(out, "{}", format_duration(state.elapsed().as_secs_f64()));
 }
 
+/// Writes the rate in items per second, with at most one decimal.
 fn rate(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     let per_s = state.per_sec();
     let digits = if per_s < 10.0 { 1 } else { 0 };

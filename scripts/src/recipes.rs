@@ -9,8 +9,8 @@ use networks::ModelConfig;
 use pipeline::Storage;
 use pipeline::magic::{FileKind, recognize_file};
 use session::{Advice, Initial, Wish, advise, initial_model, open_frozen, trained_head};
-use trainer::Recipe;
 use trainer::recipe::{StatedKeys, is_set};
+use trainer::{Plan, Recipe};
 
 use crate::console::say;
 use crate::guesses;
@@ -184,7 +184,7 @@ pub(crate) fn read_text(name: &str) -> anyhow::Result<String> {
         bail!("{}", guesses::unknown_recipe(name, &names()));
     }
     if path.is_dir() {
-        let plan = path.join("plan.toml");
+        let plan = Plan::path_in(path);
         if plan.is_file() {
             bail!("{name} is the folder of a run: its recipe is --recipe {}", plan.display());
         }

@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use pipeline::Dataset;
 use pipeline::secrets::redact_list;
-use pipeline::{Dataset, SampleId};
 use prep::open::is_folder_of_images;
 use report::{Overview, Run, Start, shell_quote};
 use session::{check_export, trained_head};
@@ -202,11 +202,9 @@ fn has_classes(dataset: &Dataset) -> bool {
     if !dataset.is_local() {
         return false;
     }
-    let n = dataset.n_samples();
-    let n_read = n.min(N_CLASSES_READ);
     let mut first: Option<Vec<String>> = None;
-    for index in 0..n_read {
-        let Ok(classes) = dataset.classes(SampleId(index * n / n_read)) else { continue };
+    for id in dataset.spread(N_CLASSES_READ) {
+        let Ok(classes) = dataset.classes(id) else { continue };
         if classes.is_empty() {
             continue;
         }

@@ -17,7 +17,7 @@ use prep::open::report_turned;
 use report::Start;
 use serde_json::{Value, json};
 use session::{Fitted, Initial, RetrievalProbe, Session, few_images_warning, initial_model};
-use trainer::checkpoint::steps;
+use trainer::checkpoint::{folder_in, steps_of_run};
 use trainer::run::status::Status;
 use trainer::run::{Outcome, Validations};
 use trainer::{Plan, Recipe};
@@ -55,7 +55,7 @@ pub(crate) fn load_recipe(
     };
     take_shards(&mut recipe, overrides, shards)?;
     // A run that has begun does not read its weights again.
-    if recipe.init.is_none() && !workdir.join("plan.toml").exists() {
+    if recipe.init.is_none() && !Plan::path_in(workdir).exists() {
         check_hints(initial)?;
     }
     Ok(recipe)
@@ -196,7 +196,7 @@ fn report_images(plan: &Plan, dataset: &Dataset) {
 
 /// Warns if the run of `plan` begins in `workdir` with few images for its network.
 fn warn_of_few_images(plan: &Plan, workdir: &Path) {
-    if !steps(&workdir.join("checkpoints")).is_empty() {
+    if !steps_of_run(workdir).is_empty() {
         return;
     }
     if let Some(warning) = few_images_warning(plan, false) {
@@ -213,8 +213,8 @@ fn record_start(workdir: &Path, world_size: usize) {
 }
 
 /// Prints that a run was asked to stop, and the scores that it has.
-pub(crate) fn print_stopped(workdir: &Path) {
-    let has_checkpoint = !steps(&workdir.join("checkpoints")).is_empty();
+fn print_stopped(workdir: &Path) {
+    let has_checkpoint = !steps_of_run(workdir).is_empty();
     say(if has_checkpoint {
         "stopped by a signal; checkpoint saved: run the same command to resume"
     } else {
@@ -235,7 +235,7 @@ pub(crate) fn print_bad_samples(workdir: &Path) {
 
 /// Prints how many steps a run has taken, and where its checkpoints are.
 pub(crate) fn print_done(plan: &Plan, workdir: &Path) {
-    let checkpoints = workdir.join("checkpoints");
+    let checkpoints = folder_in(workdir);
     out!("{} done; checkpoints in {}", counted(plan.total_steps, "step"), checkpoints.display());
 }
 
@@ -244,7 +244,7 @@ pub(crate) fn print_done(plan: &Plan, workdir: &Path) {
 pub(crate) fn print_validated(status: &Status, plan: &Plan, workdir: &Path) {
     if status.early_end.is_some() {
         let steps = counted(plan.total_steps, "step");
-        let checkpoints = workdir.join("checkpoints");
+        let checkpoints = folder_in(workdir);
         out!("{} of {steps} done; checkpoints in {}", thousands(status.step), checkpoints.display());
     } else {
         print_done(plan, workdir);
@@ -312,7 +312,7 @@ pub(crate) fn test_name(shards: &[String], validation: &str) -> String {
 /// that the run of `fitted` is trained on, if the run begins.
 pub(crate) fn warn_of_scored_images(fitted: &Fitted, images: &ImageSet) -> anyhow::Result<()> {
     // Only when the run begins: images of equal length are compared byte for byte.
-    if fitted.workdir().join("plan.toml").exists() {
+    if Plan::path_in(fitted.workdir()).exists() {
         return Ok(());
     }
     let Some(train) = fitted.training_images() else { return Ok(()) };

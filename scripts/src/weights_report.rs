@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use eval::image_sets::{report_bits, set_name, with_names};
-use eval::probe::wanted;
-use eval::{ImageSet, Source, features};
+use eval::{FeatureKind, ImageSet, Source, features};
 use kernels::device::Device;
 use networks::{ModelConfig, Origin};
 use pipeline::Storage;
@@ -60,7 +59,7 @@ impl WeightsReport<'_> {
         let images = ImageSet::open_some(source, open.transform, open.rules, name, n)?;
         report_bits(&images)?;
         let images = with_names(images, self.images, storage)?;
-        let table = features(None, &open.network, &images, wanted(&[]), &StageBar::new())?;
+        let table = features(None, &open.network, &images, FeatureKind::LAST_LEVEL, &StageBar::new())?;
         let options = GalleryOptions { n_images: self.n_images, multicrop: None, seed: 0 };
         let mut gallery = Gallery::new(&open.network, &images, table, options)?;
         let origins = open.provenance.origins(self.checkpoint, &open.network.tensors());

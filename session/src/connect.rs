@@ -70,10 +70,8 @@ pub fn all_ready<T, E>(comm: &Communicator, result: Result<T, E>) -> Result<T, E
 where
     E: From<SessionError>,
 {
-    let failed = f64::from(u8::from(result.is_err()));
-    let sum = comm.all_reduce("readiness", vec![failed], Reduction::Sum).map_err(SessionError::from)?;
+    let n_failed = comm.count("readiness", result.is_err()).map_err(SessionError::from)?;
     let value = result?;
-    let n_failed = sum[0] as usize;
     if n_failed > 0 {
         return Err(SessionError::from(TrainError::PeersFailed { n_ranks: n_failed }).into());
     }

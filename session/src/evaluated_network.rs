@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use augment::{DecodeRules, Depth, MultiCrop, NoData, PixelFormat, Transform};
-use eval::EvalError;
+use eval::check_image_size;
 use eval::row::{EvaluationRow, NetworkInfo, append};
 use kernels::device::Device;
 use networks::Network;
@@ -58,9 +58,7 @@ impl NetworkSettings {
     /// Returns the transform for a network that was trained with `trained`.
     fn transform(&self, trained: Transform, stride_px: usize) -> Result<Transform, SessionError> {
         let size_px = self.image_px.unwrap_or(trained.size_px);
-        if size_px == 0 || !(size_px as usize).is_multiple_of(stride_px) {
-            return Err(EvalError::ImageSize { image_px: size_px as usize, stride_px }.into());
-        }
+        check_image_size(size_px as usize, stride_px)?;
         let transform = match (self.resize_px, self.image_px) {
             (Some(resize_px), _) => Transform::with_resize(resize_px, size_px),
             (None, None) => Ok(Transform { resize_px: trained.resize_px.max(size_px), size_px }),

@@ -6,7 +6,7 @@ use augment::{Decoding, Transform};
 use eval::row::NetworkInfo;
 use kernels::device::Device;
 use networks::{ModelConfig, NamedTensor, Network, Origin, Pixels};
-use trainer::checkpoint::{Checkpoint, steps};
+use trainer::checkpoint::{Checkpoint, folder_in, steps, steps_of_run};
 use trainer::recipe::{DataConfig, InitConfig};
 use trainer::run::status::Status;
 use trainer::{Plan, Recipe, TrainError};
@@ -51,7 +51,7 @@ pub(crate) fn forked_step(workdir: &Path) -> Option<u64> {
     let note = std::fs::read_to_string(workdir.join(FORKED_FROM)).ok()?;
     let recorded = note.lines().find_map(|line| line.strip_prefix("step ")?.parse().ok());
     // Earlier versions did not record the step: it is the step of the first checkpoint.
-    recorded.or_else(|| steps(&workdir.join("checkpoints")).first().map(|(step, _)| *step))
+    recorded.or_else(|| steps_of_run(workdir).first().map(|(step, _)| *step))
 }
 
 /// Returns the plan of the run in `workdir`, by its file; `None` if there is none.
@@ -72,15 +72,25 @@ pub(crate) fn begun_plan(workdir: &Path) -> Result<Option<Plan>, SessionError> {
 /// # Errors
 /// [`SessionError::Io`], [`SessionError::NotDownloaded`], [`SessionError::CheckpointRemoved`].
 pub(crate) fn check_paths(recipe: &Recipe, workdir: &Path, initial: &Initial) -> Result<(), SessionError> {
-    if workdir.join("plan.toml").exists() {
+    if Plan::path_in(workdir).exists() {
         return Ok(());
     }
-    let stated = recipe.init.as_ref().map(|init| Path::new(&init.weights));
-    let weights = initial.weights.as_deref().or(stated.filter(|path| !path.as_os_str().is_empty()));
-    for path in [weights, initial.fork.as_deref()].into_iter().flatten() {
+    let stated = recipe.init.as_ref().map(|init| init.weights.as_str());
+    if let Some(path) = weights_path(initial, stated) {
+        check_exists(path)?;
+    }
+    if let Some(path) = &initial.fork {
         check_exists(path)?;
     }
     Ok(())
+}
+
+/// Returns the file, folder or run of the weights that a run is to start with: those of `initial`,
+/// or else `stated`, which a recipe names; `None` for random weights.
+pub(crate) fn weights_path<'a>(initial: &'a Initial, stated: Option<&'a str>) -> Option<&'a Path> {
+    // A recipe that leaves its weights to the command has an empty name.
+    let stated = stated.filter(|weights| !weights.is_empty()).map(Path::new);
+    initial.weights.as_deref().or(stated)
 }
 
 /// Creates the fork that `initial` requests, on rank 0, and opens the weights that `initial` or
@@ -112,7 +122,7 @@ pub(crate) fn prepare(
     if initial.fork.is_some() && recipe.init.as_ref().is_some_and(|init| init.weights.is_empty()) {
         recipe.init = None;
     }
-    let has_begun = workdir.join("plan.toml").exists();
+    let has_begun = Plan::path_in(workdir).exists();
     if has_begun && let Some(from) = &initial.fork {
         check_fork(workdir, from)?;
     }
@@ -150,7 +160,7 @@ pub(crate) fn check(
     if let Some(weights) = weights {
         plan.check_initial_heads(weights)?;
     }
-    let saved = steps(&workdir.join("checkpoints"));
+    let saved = steps_of_run(workdir);
     let newest = saved.last().map(|(step, _)| *step);
     if let Some(step) = forked_step(workdir)
         && newest == Some(step)
@@ -218,8 +228,7 @@ pub fn model(
     if let Some(from) = &initial.fork {
         return Ok(Checkpoint::open(from)?.manifest.plan.recipe.model);
     }
-    let named = weights.filter(|weights| !weights.is_empty()).map(Path::new);
-    let path = initial.weights.as_deref().or(named).ok_or(SessionError::NoBackbone)?;
+    let path = weights_path(initial, weights).ok_or(SessionError::NoBackbone)?;
     model_of(path, &initial.hints)
 }
 
@@ -237,8 +246,7 @@ pub fn preprocessing(
     if let Some(plan) = begun_plan(workdir)? {
         return Ok(Some(preprocessing_of_recipe(&plan.recipe)));
     }
-    let named = weights.filter(|weights| !weights.is_empty()).map(Path::new);
-    match initial.weights.as_deref().or(named) {
+    match weights_path(initial, weights) {
         Some(path) => Ok(Some(preprocessing_of(path, &initial.hints)?)),
         None => Ok(None),
     }
@@ -392,11 +400,7 @@ struct UnusedHead {
 impl UnusedHead {
     /// Returns the head of `backbone`, if it has one.
     fn find(backbone: &Backbone) -> Option<Self> {
-        let kind = match (&backbone.classifier, &backbone.decoder) {
-            (Some(_), _) => HeadKind::Classifier,
-            (None, Some(_)) => HeadKind::Decoder,
-            (None, None) => return None,
-        };
+        let kind = backbone.head_kind()?;
         Some(Self { kind, can_be_kept: backbone.manifest.is_some() })
     }
 
@@ -518,7 +522,7 @@ fn warn_of_pixels(path: &Path, pixels: &Pixels, data: &DataConfig) {
 /// # Errors
 /// [`SessionError::Train`] for a plan that cannot be read.
 fn recorded_init(workdir: &Path) -> Result<Option<InitConfig>, SessionError> {
-    if steps(&workdir.join("checkpoints")).is_empty() {
+    if steps_of_run(workdir).is_empty() {
         return Ok(None);
     }
     Ok(begun_plan(workdir)?.and_then(|plan| plan.recipe.init))
@@ -527,7 +531,7 @@ fn recorded_init(workdir: &Path) -> Result<Option<InitConfig>, SessionError> {
 /// Creates `workdir` with `checkpoint` of the run `from`, from which a new run starts with its own
 /// recipe; does nothing if it has a checkpoint of that run already.
 fn fork(checkpoint: &Checkpoint, from: &Path, workdir: &Path) -> Result<(), SessionError> {
-    let folder = workdir.join("checkpoints");
+    let folder = folder_in(workdir);
     let note = workdir.join(FORKED_FROM);
     if !steps(&folder).is_empty() {
         return check_fork(workdir, from);
@@ -567,7 +571,7 @@ fn check_fork(workdir: &Path, from: &Path) -> Result<(), SessionError> {
 /// Copies the checkpoint of the run `from` into `folder`, atomically, and writes its origin into
 /// `note`.
 fn copy_checkpoint(checkpoint: &Checkpoint, from: &Path, folder: &Path, note: &Path) -> std::io::Result<()> {
-    let name = checkpoint.path().file_name().unwrap_or_default();
+    let name = checkpoint.path.file_name().unwrap_or_default();
     std::fs::create_dir_all(folder)?;
     // Remains of a killed start are removed with other unfinished checkpoints.
     let unfinished = folder.join(format!(".writing-fork-{}", name.to_string_lossy()));
@@ -575,7 +579,7 @@ fn copy_checkpoint(checkpoint: &Checkpoint, from: &Path, folder: &Path, note: &P
         std::fs::remove_dir_all(&unfinished)?;
     }
     std::fs::create_dir(&unfinished)?;
-    for entry in std::fs::read_dir(checkpoint.path())? {
+    for entry in std::fs::read_dir(&checkpoint.path)? {
         let entry = entry?;
         std::fs::copy(entry.path(), unfinished.join(entry.file_name()))?;
     }

@@ -74,12 +74,13 @@ fn bytes_left_in_cgroups(text: &str, root: &Path) -> Option<f64> {
         } else {
             continue;
         };
-        let parts = group.split('/').filter(|part| !part.is_empty());
-        for part in std::iter::once("").chain(parts) {
-            if !part.is_empty() {
-                folder.push(part);
-            }
-            if let Some(bytes) = bytes_left(&folder, files) {
+        let mut folders = vec![folder.clone()];
+        for part in group.split('/').filter(|part| !part.is_empty()) {
+            folder.push(part);
+            folders.push(folder.clone());
+        }
+        for folder in &folders {
+            if let Some(bytes) = bytes_left(folder, files) {
                 left = Some(left.map_or(bytes, |left| left.min(bytes)));
             }
         }

@@ -76,7 +76,7 @@ impl Backbone {
                 },
             });
         }
-        if !(Hints { network: None, ..hints.clone() }).is_empty() {
+        if hints.states_facts() {
             tracing::warn!(
                 "{} is a run, which states all facts about its weights: those that are given are not used",
                 path.display()

@@ -1,8 +1,6 @@
 //! Check of the pixels of images against a recipe, before a run begins: everything that does not
 //! fit is named at once, with the flags that mend it.
 
-use std::path::Path;
-
 use augment::{DecodeRules, PixelFormat};
 use networks::Normalization;
 use pipeline::Dataset;
@@ -13,7 +11,7 @@ use trainer::Recipe;
 use trainer::recipe::PixelFacts;
 
 use crate::error::SessionError;
-use crate::initial::Initial;
+use crate::initial::{Initial, weights_path};
 use crate::network::model_of;
 
 /// Checks that the images of `dataset` can be decoded as `recipe` says, and that the recipe has the
@@ -74,7 +72,7 @@ pub(crate) fn check_pixels(
 /// Returns the number of channels that the initial weights of a run take; `None` without such
 /// weights, and if they cannot be read, which is reported where they are used.
 fn initial_channels(recipe: &Recipe, initial: &Initial) -> Option<usize> {
-    let stated = recipe.init.as_ref().map(|init| Path::new(&init.weights));
-    let path = initial.weights.as_deref().or(stated).filter(|path| !path.as_os_str().is_empty())?;
+    let stated = recipe.init.as_ref().map(|init| init.weights.as_str());
+    let path = weights_path(initial, stated)?;
     Some(model_of(path, &initial.hints).ok()?.n_channels())
 }

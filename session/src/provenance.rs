@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use networks::{NamedTensor, Origin};
+use trainer::Plan;
 use trainer::checkpoint::Manifest;
 
 /// Name of this program among the libraries that make weights.
@@ -54,7 +55,7 @@ impl Provenance {
 
 /// Returns the work directory that `checkpoint` is in, if any.
 pub fn find_workdir(checkpoint: &Path) -> Option<&Path> {
-    checkpoint.ancestors().find(|folder| folder.join("plan.toml").exists())
+    checkpoint.ancestors().find(|folder| Plan::path_in(folder).exists())
 }
 
 /// Returns the last name in `path`, such as `mine` of `runs/mine/`.

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use augment::Transform;
-use eval::probe::wanted;
-use eval::{EvalError, ImageSet, Source, features, retrieval};
+use eval::{EvalError, FeatureKind, ImageSet, Source, features, retrieval};
 use kernels::device::Device;
 use networks::Network;
 use networks::probe::Probe;
@@ -163,9 +162,9 @@ fn time_images(
     let images = ImageSet::open_some(source, transform, rules, "the training set", N_TIMED)?;
     let n_images = images.len().max(1) as f64;
     // The first pass compiles kernels and reads files.
-    features(None, network, &images, wanted(&[]), &NoProgress)?;
+    features(None, network, &images, FeatureKind::LAST_LEVEL, &NoProgress)?;
     let start = Instant::now();
-    features(None, network, &images, wanted(&[]), &NoProgress)?;
+    features(None, network, &images, FeatureKind::LAST_LEVEL, &NoProgress)?;
     let pictured_s = start.elapsed().as_secs_f64() / n_images;
     let mut searched_s = 0.0;
     if is_searched {

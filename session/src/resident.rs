@@ -12,7 +12,7 @@
 //! ```
 
 use augment::MultiCrop;
-use pipeline::{Dataset, LoaderConfig, SampleId};
+use pipeline::{Dataset, LoaderConfig};
 use trainer::Plan;
 use trainer::cost::{ModelCost, UnitCost};
 use trainer::estimate::{Memory, Placement, memory};
@@ -131,11 +131,11 @@ fn n_pixels(multicrop: &MultiCrop) -> usize {
 
 /// Returns the mean bytes of the encoded images of `dataset`, by a few spread over it.
 fn mean_image_bytes(dataset: &Dataset) -> f64 {
-    let all = dataset.n_samples();
-    let n = all.min(SAMPLED_IMAGES);
+    let mut n: u64 = 0;
     let mut sum = 0;
-    for i in 0..n {
-        sum += dataset.sample_bytes(SampleId(i * all / n));
+    for id in dataset.spread(SAMPLED_IMAGES) {
+        n += 1;
+        sum += dataset.sample_bytes(id);
     }
     sum as f64 / n.max(1) as f64
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use augment::Transform;
 use eval::row::{EVALUATIONS, EvaluationRow, ImageSetInfo, Number, append};
+use eval::scores::number_row;
 use eval::{ImageSet, RANDOM_NETWORK, RETRIEVAL, Retrieval, Source, retrieval};
 use networks::probe::Probe;
 use networks::{NamedTensor, Network};
 use pipeline::{Dataset, Progress};
-use serde_json::{Map, Value};
 use trainer::Plan;
 
 use crate::error::SessionError;
@@ -110,23 +110,11 @@ impl RetrievalProbe {
             transform: self.images.transform,
             checkpoint: None,
         };
+        let test = ImageSetInfo { set: self.images.name.clone(), images: Some(self.images.len()) };
+        let number = Number::new("found", found.percent);
         let row = EvaluationRow {
-            metric: RETRIEVAL.into(),
-            number: Number::new("found", found.percent),
-            interval: None,
-            by_class: None,
-            protocol: None,
             protocol_in_words: Some("views whose nearest other view is of the same image".into()),
-            settings: Map::new(),
-            details: Value::Null,
-            seed: 0,
-            train: None,
-            test: ImageSetInfo { set: self.images.name.clone(), images: Some(self.images.len()) },
-            about: origin.describe(network)?,
-            classes: None,
-            confusion: None,
-            confused: None,
-            watch: None,
+            ..number_row(RETRIEVAL, number, test, origin.describe(network)?)
         };
         if let Err(error) = append(&self.workdir, &[row]) {
             tracing::warn!("could not record the retrieval of step {step}: {error}");
@@ -192,8 +180,10 @@ impl Search {
 
     /// Returns the number of images that are searched in a run of the length of `plan`; 0 for none.
     pub(crate) fn n_images(&self, plan: &Plan) -> u64 {
+        if !self.is_possible {
+            return 0;
+        }
         match &self.recorded {
-            _ if !self.is_possible => 0,
             // A run that became longer asks the same question of the same images.
             Some(recorded) if plan.recipe.run.retrieval_images > 0 => recorded.n_images,
             _ => n_images(plan, self.n_samples),

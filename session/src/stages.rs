@@ -183,7 +183,7 @@ impl Session {
         let images = labels::open(recipe, dataset, &self.workdir, self.launch.rank, storage)?;
         let masked = masks::open(recipe, images.dataset, &self.workdir, self.launch.rank)?;
         let dataset = Arc::new(masked.dataset);
-        if !self.workdir.join("plan.toml").exists() {
+        if !Plan::path_in(&self.workdir).exists() {
             check_pixels(recipe, &self.initial, &dataset)?;
         }
         let beginning = initial::prepare(recipe, &self.workdir, &self.initial, self.launch.rank)?;
@@ -266,9 +266,9 @@ impl Connected {
         if let Some(n_steps) = n_recorded {
             plan = trainer::with_steps(plan, n_steps)?;
         }
-        plan.data_fingerprint = format!("{:016x}", dataset.samples_fingerprint());
-        plan.data_checksums = dataset.stated_checksums().map_or(String::new(), hexadecimal);
-        plan.data_images = dataset.sampled_images()?.map_or(String::new(), hexadecimal);
+        plan.data_fingerprint = Some(hexadecimal(dataset.samples_fingerprint()));
+        plan.data_checksums = dataset.stated_checksums().map(hexadecimal);
+        plan.data_images = dataset.sampled_images()?.map(hexadecimal);
         plan.origins.clone_from(&self.origins);
         Ok(plan)
     }

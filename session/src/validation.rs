@@ -27,9 +27,6 @@ use crate::error::SessionError;
 /// Seed of the hashes, different from those by which `ocelli shards split` divides images.
 const SEED: u64 = u64::from_le_bytes(*b"held out");
 
-/// Group of images of no class, and of those with masks, among those of [`Candidate`].
-const NO_CLASS: u32 = u32::MAX;
-
 /// An image with its classes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LabeledImage {
@@ -39,11 +36,20 @@ pub(crate) struct LabeledImage {
     pub(crate) classes: Vec<u32>,
 }
 
+/// Images among which a share is held out, in the order in which they are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Group {
+    /// Images of a class, by the position of its name among those of all classes: the first of
+    /// several.
+    Class(u32),
+    /// Images of no class, and those with masks.
+    NoClass,
+}
+
 /// An image that may be held out.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
-    /// Position of the name of its class among those of all classes: the first of several.
-    group: u32,
+    group: Group,
     /// Hash of the key.
     hash: u64,
     index: u64,
@@ -163,10 +169,8 @@ impl Candidate {
     /// number.
     fn with_key(key: &str, image: LabeledImage, positions: &[u32]) -> Self {
         let LabeledImage { index, classes } = image;
-        let mut group = NO_CLASS;
-        for class in &classes {
-            group = group.min(positions[*class as usize]);
-        }
+        let first_position = classes.iter().map(|class| positions[*class as usize]).min();
+        let group = first_position.map_or(Group::NoClass, Group::Class);
         Self { group, hash: xxh3_64_with_seed(key.as_bytes(), SEED), index, classes }
     }
 }

@@ -14,6 +14,7 @@ use kernels::device::Device;
 use pipeline::secrets::redact_list;
 use pipeline::{Progress, Storage};
 use serde_json::json;
+use trainer::Plan;
 use trainer::checkpoint::{self, Checkpoint, Hold};
 use trainer::run::Validations;
 use xxhash_rust::xxh3::xxh3_64;
@@ -105,7 +106,7 @@ impl Evaluation<'_> {
         };
         let mut newest_step = None;
         loop {
-            let checkpoints = checkpoint::steps(&workdir.join("checkpoints"));
+            let checkpoints = checkpoint::steps_of_run(workdir);
             let last_step = checkpoints.last().map(|(step, _)| *step);
             // A run may be lengthened while it is watched: its next checkpoint states the new
             // length.
@@ -152,7 +153,7 @@ impl Evaluation<'_> {
 
 /// Waits until `workdir` contains a run.
 fn await_run(workdir: &Path, report: &mut dyn FnMut(WatchEvent<'_>)) -> Result<(), SessionError> {
-    let plan = workdir.join("plan.toml");
+    let plan = Plan::path_in(workdir);
     if !plan.exists() {
         report(WatchEvent::Waiting);
     }
@@ -226,7 +227,7 @@ impl Watcher<'_> {
     /// Reports the checkpoints that the run removed before they were scored.
     fn report_missed(&mut self, ledger: &Ledger) {
         let existing: BTreeSet<u64> =
-            checkpoint::steps(&self.workdir.join("checkpoints")).into_iter().map(|(step, _)| step).collect();
+            checkpoint::steps_of_run(self.workdir).into_iter().map(|(step, _)| step).collect();
         let (Some(length), Some(newest)) = (self.length, existing.last()) else { return };
         let every = length.checkpoint_every.max(1);
         for step in (1..).map(|n| n * every).take_while(|step| step < newest) {
@@ -246,7 +247,7 @@ impl Watcher<'_> {
         let validations = Validations::read(self.workdir).ok().flatten();
         let end_step = validations.and_then(|validations| validations.end_step());
         let last_step = end_step.unwrap_or(length.total_steps);
-        let existing = checkpoint::steps(&self.workdir.join("checkpoints"));
+        let existing = checkpoint::steps_of_run(self.workdir);
         ledger.is_done(last_step) && existing.iter().all(|(step, _)| ledger.is_done(*step))
     }
 }

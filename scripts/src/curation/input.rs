@@ -107,7 +107,7 @@ impl InputFlags {
         // The name of an image file is not one of shards, which may have braces.
         let sets: Vec<String> = specs.iter().filter(|spec| !is_file(spec)).cloned().collect();
         let images = with_names(images, &sets, call.storage)?;
-        let kind = FeatureKind::Vectors { n_levels: 1, average: false };
+        let kind = FeatureKind::LAST_LEVEL;
         let cache = self.cache.open(call.folder);
         let table = features(cache.as_ref(), &open.network, &images, kind, &StageBar::new())?;
         let weights = open.network.fingerprint();

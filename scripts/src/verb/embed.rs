@@ -32,7 +32,7 @@ const NAMED: usize = 5;
         ocelli embed --checkpoint runs/mine --shards data/ --out f.npy --join 16")]
 pub(crate) struct Args {
     /// Run, checkpoint, or weights: a file or a folder. Weights are from `ocelli export`, DINO,
-    /// DINOv2, timm, torchvision or transformers.
+    /// DINOv2, DINOv3, timm, torchvision or transformers.
     #[arg(long, value_name = "PATH")]
     checkpoint: PathBuf,
     #[command(flatten)]
@@ -67,8 +67,8 @@ pub(crate) struct Args {
     cache: CacheFlags,
     #[command(flatten)]
     compute: compute::ComputeFlags,
-    /// Print a line of JSON at the end. It has images, undecodable, width, cached, seconds and
-    /// images_per_s.
+    /// Print a line of JSON at the end. It has images, undecodable, left_out, flaws and width, and
+    /// without --join also cached, seconds and images_per_s.
     #[arg(long)]
     json: bool,
 }

@@ -24,12 +24,11 @@ use super::export::{check_format, export_requested};
 use super::report::write_or_warn;
 use crate::cluster::compute;
 use crate::console::say;
-use crate::exit::PREEMPTED;
 use crate::initial::InitialFlags;
 use crate::progress::Activity;
 use crate::run_end::{EndedRun, print_scores, warn_of_missing_probes};
 use crate::training::{
-    Probes, Trained, check_hints, load_recipe, print_bad_samples, print_done, print_stopped, probe_bar,
+    Probes, Trained, check_hints, end_stopped, load_recipe, print_bad_samples, print_done, probe_bar,
     take_shards, train_session,
 };
 use crate::{recipes, values};
@@ -150,10 +149,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
     let Trained { plan, outcome, dataset } =
         train_session(session, storage, |fitted| scoring_probe(args, fitted.plan(), rank, storage))?;
     if outcome == Outcome::Stopped {
-        if rank == 0 {
-            print_stopped(&args.workdir);
-        }
-        return Ok(ExitCode::from(PREEMPTED));
+        return Ok(end_stopped(rank, &args.workdir));
     }
     if rank > 0 {
         return Ok(ExitCode::SUCCESS);
@@ -194,7 +190,7 @@ struct Beginning {
 
 /// Returns the recipe of the run in the work directory, or chooses one for a run of `--hours`.
 fn chosen_recipe(args: &Args, initial: Initial, storage: &Storage) -> anyhow::Result<Beginning> {
-    let plan = args.workdir.join("plan.toml");
+    let plan = Plan::path_in(&args.workdir);
     if plan.exists() {
         let mut recipe = recipes::load(&plan.display().to_string(), &args.overrides)?;
         take_shards(&mut recipe, &args.overrides, &args.shards)?;
@@ -282,7 +278,7 @@ fn scoring_probe(args: &Args, plan: &Plan, rank: usize, storage: &Storage) -> an
     let test = open_images(&args.probe_test, transform, rules, storage)?;
     let split = Split::for_protocols(&protocols, train, test)?;
     // Only when the run begins: images of equal length are compared byte for byte.
-    if rank == 0 && !args.workdir.join("plan.toml").exists() {
+    if rank == 0 && !Plan::path_in(&args.workdir).exists() {
         for warning in Check::new(&split.train, &split.test)?.warnings() {
             say(format!("warning: probe: {warning}"));
         }

@@ -30,7 +30,7 @@ const WIDTH: usize = 22;
         ocelli probe --watch runs/a --train a/train/ --test a/test/ --protocol logreg")]
 pub(crate) struct Args {
     /// Run, checkpoint, or weights: a file or a folder. Weights are from `ocelli export`, DINO,
-    /// DINOv2, timm, torchvision or transformers.
+    /// DINOv2, DINOv3, timm, torchvision or transformers.
     #[arg(long, value_name = "PATH", required_unless_present = "watch")]
     checkpoint: Option<PathBuf>,
     /// Score every checkpoint of a run as it appears. Each is scored once, until the run ends. Any

@@ -7,14 +7,14 @@ use std::time::Instant;
 
 use anyhow::bail;
 use augment::Transform;
-use eval::probe::{Scores, wanted};
+use eval::probe::Scores;
 use eval::scores::rows;
-use eval::{ImageSet, Protocol, Source, Split};
+use eval::{FeatureKind, ImageSet, Protocol, Source, Split};
 use kernels::device::Device;
 use pipeline::{Dataset, Storage};
 use prep::synth::{SynthSet, synthesize};
 use ranks::launch::Launch;
-use report::picture::sheets;
+use report::picture::sheets::{self, ImageFeatures};
 use report::picture::workdir::add_to_events;
 use serde_json::json;
 use session::{Backbone, EvaluatedNetwork, ExportSettings, Initial, NetworkSettings, Session};
@@ -183,9 +183,12 @@ fn score(args: &Args, split: &Split, device: &Device) -> anyhow::Result<Vec<(Str
     // A quickstart that is started again replaces the file.
     backbone.export(&file, &ExportSettings::replacing(Format::Safetensors), &card)?;
     drop(exporting);
-    let (train, test) = split.features(&open.network, wanted(&[]), None, &StageBar::named("neighbors"))?;
+    let (train, test) =
+        split.features(&open.network, FeatureKind::LAST_LEVEL, None, &StageBar::named("neighbors"))?;
     let picture = args.workdir.join("neighbors.png");
-    sheets::neighbor_sheet(&picture, (&split.train, &train), Some((&split.test, &test)))?;
+    let candidates = ImageFeatures { images: &split.train, features: &train };
+    let queries = ImageFeatures { images: &split.test, features: &test };
+    sheets::neighbor_sheet(&picture, candidates, Some(queries))?;
     add_to_events(&args.workdir, "neighbors", open.step().unwrap_or_default());
     let mut table = vec![(open.network_name.clone(), scores)];
     table.extend(split.score_baselines(&open.network, &protocols, device, &StageBar::new())?);

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use eval::image_sets::{set_name, with_names};
-use eval::probe::wanted;
-use eval::{ImageSet, Source, features};
+use eval::{FeatureKind, ImageSet, Source, features};
 use kernels::device::Device;
 use pipeline::words::counted;
 use pipeline::{Dataset, Storage};
@@ -233,7 +232,7 @@ fn create_gallery(
     let n_images = counted(images.len() as u64, "image");
     say(format!("{}: drawing pictures of {n_images} from {}", run.name(), images.name));
     let bar = StageBar::named("pictures");
-    let table = features(None, &open.network, &images, wanted(&[]), &bar)?;
+    let table = features(None, &open.network, &images, FeatureKind::LAST_LEVEL, &bar)?;
     drop(bar);
     let _activity = Activity::new("drawing patches, attention, neighbors and views …");
     let step = open.step().unwrap_or_default();

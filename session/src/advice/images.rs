@@ -22,9 +22,8 @@ impl Images {
         let n = dataset.n_samples();
         let mut sides_px = Vec::new();
         if dataset.is_local() {
-            let n_inspected = n.min(N_INSPECTED);
-            for index in 0..n_inspected {
-                sides_px.extend(short_side(dataset, SampleId(index * n / n_inspected)));
+            for id in dataset.spread(N_INSPECTED) {
+                sides_px.extend(short_side(dataset, id));
             }
         }
         sides_px.sort_unstable();

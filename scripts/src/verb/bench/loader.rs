@@ -42,9 +42,32 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// Views that have a name of their own.
+#[derive(Debug, Clone, Copy)]
+enum Preset {
+    Dino,
+    Dinov2,
+    Single,
+    /// No views: images are only read.
+    Read,
+}
+
+impl Preset {
+    /// Returns the preset called `name`; `None` if it is the name of a recipe.
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "dino" => Some(Self::Dino),
+            "dinov2" => Some(Self::Dinov2),
+            "single" => Some(Self::Single),
+            "read" => Some(Self::Read),
+            _ => None,
+        }
+    }
+}
+
 pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
-    let is_preset = ["dino", "dinov2", "single", "read"].contains(&args.recipe.as_str());
-    if is_preset && !args.overrides.is_empty() {
+    let preset = Preset::named(&args.recipe);
+    if preset.is_some() && !args.overrides.is_empty() {
         bail!("--set needs a recipe; {} is a preset of views", args.recipe);
     }
     let before = args.compare.read()?;
@@ -56,7 +79,7 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
         seconds: args.seconds,
         ledger: &ledger,
     };
-    let measured = match views(args)? {
+    let measured = match views(args, preset)? {
         Some((views, rules)) => measure_views(dataset, views, rules, &settings)?,
         None => measure_reading(dataset, &settings)?,
     };
@@ -72,14 +95,14 @@ pub(crate) fn run(args: &Args, storage: &Storage) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the views that the flags name, and the rules for decoding; `None` to read only.
-fn views(args: &Args) -> anyhow::Result<Option<(ViewMix, DecodeRules)>> {
-    let multicrop = match args.recipe.as_str() {
-        "read" => return Ok(None),
-        "dino" => MultiCrop::dino(224, 96, 8),
-        "dinov2" => MultiCrop::dinov2(224, 96, 8, BlurRule::Paper),
-        "single" => MultiCrop::single(224),
-        name => {
-            let recipe = recipes::load(name, &args.overrides)?;
+fn views(args: &Args, preset: Option<Preset>) -> anyhow::Result<Option<(ViewMix, DecodeRules)>> {
+    let multicrop = match preset {
+        Some(Preset::Read) => return Ok(None),
+        Some(Preset::Dino) => MultiCrop::dino(224, 96, 8),
+        Some(Preset::Dinov2) => MultiCrop::dinov2(224, 96, 8, BlurRule::Paper),
+        Some(Preset::Single) => MultiCrop::single(224),
+        None => {
+            let recipe = recipes::load(&args.recipe, &args.overrides)?;
             return Ok(Some((recipe.views.view_mix().map_err(anyhow::Error::msg)?, recipe.data.rules())));
         }
     };

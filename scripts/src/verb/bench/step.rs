@@ -101,9 +101,10 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
     let rate = 1e3 * batch_size as f64 / step_ms;
     out!("{:<18} {total:9.1} ms", "sum of phases");
     out!("{:<18} {step_ms:9.1} ms  {rate:.2} images/s; {shortest:.1} to {longest:.1} ms", "step");
-    if let Some([alone_ms, flops]) = bench.products {
+    if let Some(products) = bench.products {
+        let alone_ms = products.ms;
         let share = 100.0 * alone_ms / step_ms;
-        let rate = flops / alone_ms / 1e9;
+        let rate = products.flops / alone_ms / 1e9;
         out!(
             "{:<18} {alone_ms:9.1} ms {share:5.1} % of the step; alone, {rate:.3} TFLOP/s",
             "matrix products alone"
@@ -129,7 +130,7 @@ fn step(args: &Args, plan: &Plan, device: &Opened) -> anyhow::Result<Value> {
         "step_ms": step_ms,
         "step_range_ms": bench.step.range_ms,
         "phases_ms": phases,
-        "products_ms": bench.products.map(|[alone_ms, _]| alone_ms),
+        "products_ms": bench.products.map(|products| products.ms),
         "tflops": achieved / 1e12,
         "matrix_peak_tflops": peak / 1e12,
         "memory_bytes": memory,
