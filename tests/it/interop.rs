@@ -79,9 +79,7 @@ fn graphs_run_in_onnxruntime() {
 fn programs_of_cards_run() {
     let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime, PIL") else { return };
     let bench = Bench::new(python);
-    std::fs::create_dir(bench.text("one")).unwrap();
-    std::fs::copy(bench.text("images/0.png"), bench.text("one/0.png")).unwrap();
-    std::fs::copy(bench.text("images/0.png"), bench.text("photo.jpg")).unwrap();
+    bench.copy_photo();
     let n_run = bench.run_cards(&MODELS, "one");
     // Eleven of them are those of Ocelli's own files.
     assert!(n_run >= 51, "{n_run} programs");
@@ -92,9 +90,7 @@ fn programs_of_cards_run() {
 fn programs_of_cards_resample_positions() {
     let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime, PIL") else { return };
     let bench = Bench::new(python);
-    std::fs::create_dir(bench.text("one")).unwrap();
-    std::fs::copy(bench.text("images/0.png"), bench.text("one/0.png")).unwrap();
-    std::fs::copy(bench.text("images/0.png"), bench.text("photo.jpg")).unwrap();
+    bench.copy_photo();
     let sizes = "arch='vit'\nimage_px=48\npatch_px=8\nwidth=64\ndepth=2\nheads=2";
     let antialiased = format!("{sizes}\npos_antialias=true");
     let with_registers = format!("{antialiased}\nlayer_scale=0.1\nregisters=3");
@@ -327,9 +323,7 @@ fn decoders_run_in_onnxruntime() {
 fn programs_of_cards_classify() {
     let Some(python) = python("torch, torchvision, timm, transformers, onnxruntime, PIL") else { return };
     let bench = Bench::new(python);
-    std::fs::create_dir(bench.text("one")).unwrap();
-    std::fs::copy(bench.text("images/0.png"), bench.text("one/0.png")).unwrap();
-    std::fs::copy(bench.text("images/0.png"), bench.text("photo.jpg")).unwrap();
+    bench.copy_photo();
     let n_run = bench.run_classifier_cards(&MODELS, "one");
     assert!(n_run >= 40, "{n_run} programs");
 }

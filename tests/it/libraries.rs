@@ -51,6 +51,15 @@ impl Bench {
         bench
     }
 
+    /// Copies the first image to the folder `one`, and to `photo.jpg`, which programs of model cards
+    /// read.
+    pub(crate) fn copy_photo(&self) {
+        std::fs::create_dir(self.text("one")).unwrap();
+        for copy in ["one/0.png", "photo.jpg"] {
+            std::fs::copy(self.text("images/0.png"), self.text(copy)).unwrap();
+        }
+    }
+
     pub(crate) fn text(&self, name: &str) -> String {
         self.folder.path().join(name).display().to_string()
     }
