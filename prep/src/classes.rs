@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use pipeline::shard::MAX_CLASS_BYTES;
-use pipeline::shard::classes::{Columns, NO_CLASS, states_classes};
+use pipeline::shard::classes::{Columns, UNKNOWN_CLASS, states_classes};
 use pipeline::url::ShardUrl;
 use pipeline::{Dataset, PipelineError, SampleId, Source};
 
@@ -225,7 +225,7 @@ impl Classes {
     ) -> Result<Option<String>, PrepError> {
         let Some(classes) = classes else {
             let would_have_some = key.contains('/') || states_classes(columns);
-            return Ok(would_have_some.then(|| NO_CLASS.to_string()));
+            return Ok(would_have_some.then(|| UNKNOWN_CLASS.to_string()));
         };
         let mut numbers = Vec::with_capacity(classes.len());
         for class in classes {

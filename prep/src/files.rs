@@ -244,10 +244,10 @@ pub struct Sidecars {
 /// Class that the sidecar files of an image state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatedClass {
-    /// The class is not stated.
-    Unknown,
+    /// Nothing is stated.
+    Nothing,
     /// The class is not known: a negative number, or null.
-    None,
+    Unknown,
     /// Numbers or names of the classes, one or several; empty for an image of none.
     Named(Vec<String>),
 }
@@ -255,15 +255,15 @@ pub enum StatedClass {
 impl StatedClass {
     /// Creates the value for the stated `classes`.
     fn new(classes: Vec<String>) -> Self {
-        if classes.is_empty() { Self::None } else { Self::Named(classes) }
+        if classes.is_empty() { Self::Unknown } else { Self::Named(classes) }
     }
 
-    /// Returns the classes, or `default` if none is stated.
+    /// Returns the classes, `None` if they are not known, and `default` if nothing is stated.
     pub fn or(self, default: Option<Vec<String>>) -> Option<Vec<String>> {
         match self {
             Self::Named(classes) => Some(classes),
-            Self::None => None,
-            Self::Unknown => default,
+            Self::Unknown => None,
+            Self::Nothing => default,
         }
     }
 }
@@ -292,7 +292,7 @@ pub fn read_sidecars(path: &Path) -> Result<Sidecars, PrepError> {
         Some(text) => StatedClass::new(text.lines().filter_map(canonical_class).collect()),
         None if states_no_class(&columns) => StatedClass::Named(Vec::new()),
         None if stated_class(&columns).is_some() => StatedClass::new(classes_of(&columns)),
-        None => StatedClass::Unknown,
+        None => StatedClass::Nothing,
     };
     if let Some(caption) = text_if_present(&path.with_extension("txt"))? {
         columns.entry("caption").or_insert(caption.into());

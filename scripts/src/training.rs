@@ -17,7 +17,7 @@ use prep::open::report_turned;
 use report::Start;
 use serde_json::{Value, json};
 use session::{Fitted, Initial, RetrievalProbe, Session, few_images_warning, initial_model};
-use trainer::checkpoint::{folder_in, steps_of_run};
+use trainer::checkpoint::{checkpoints_folder, steps_of_run};
 use trainer::run::status::Status;
 use trainer::run::{Outcome, Validations};
 use trainer::{Plan, Recipe};
@@ -235,7 +235,7 @@ pub(crate) fn print_bad_samples(workdir: &Path) {
 
 /// Prints how many steps a run has taken, and where its checkpoints are.
 pub(crate) fn print_done(plan: &Plan, workdir: &Path) {
-    let checkpoints = folder_in(workdir);
+    let checkpoints = checkpoints_folder(workdir);
     out!("{} done; checkpoints in {}", counted(plan.total_steps, "step"), checkpoints.display());
 }
 
@@ -244,7 +244,7 @@ pub(crate) fn print_done(plan: &Plan, workdir: &Path) {
 pub(crate) fn print_validated(status: &Status, plan: &Plan, workdir: &Path) {
     if status.early_end.is_some() {
         let steps = counted(plan.total_steps, "step");
-        let checkpoints = folder_in(workdir);
+        let checkpoints = checkpoints_folder(workdir);
         out!("{} of {steps} done; checkpoints in {}", thousands(status.step), checkpoints.display());
     } else {
         print_done(plan, workdir);

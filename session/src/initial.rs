@@ -6,7 +6,7 @@ use augment::{Decoding, Transform};
 use eval::row::NetworkInfo;
 use kernels::device::Device;
 use networks::{ModelConfig, NamedTensor, Network, Origin, Pixels};
-use trainer::checkpoint::{Checkpoint, folder_in, steps, steps_of_run};
+use trainer::checkpoint::{Checkpoint, checkpoints_folder, steps, steps_of_run};
 use trainer::recipe::{DataConfig, InitConfig};
 use trainer::run::status::Status;
 use trainer::{Plan, Recipe, TrainError};
@@ -531,7 +531,7 @@ fn recorded_init(workdir: &Path) -> Result<Option<InitConfig>, SessionError> {
 /// Creates `workdir` with `checkpoint` of the run `from`, from which a new run starts with its own
 /// recipe; does nothing if it has a checkpoint of that run already.
 fn fork(checkpoint: &Checkpoint, from: &Path, workdir: &Path) -> Result<(), SessionError> {
-    let folder = folder_in(workdir);
+    let folder = checkpoints_folder(workdir);
     let note = workdir.join(FORKED_FROM);
     if !steps(&folder).is_empty() {
         return check_fork(workdir, from);

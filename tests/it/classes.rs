@@ -3,7 +3,8 @@
 use std::fs;
 
 use image::{DynamicImage, ImageBuffer, Luma, Rgb};
-use pipeline::{SampleId, Shard};
+use pipeline::{Dataset, SampleId, Shard};
+use prep::open::open_dataset;
 
 use crate::messages::{check_message, lines_with};
 use crate::support::{World, encode_png, fails, ok, open, shard_writer};
@@ -23,7 +24,11 @@ fn write_picture(world: &World, name: &str, number: u32) {
 
 /// Returns key, classes and whether the sample states that it is of none, by key.
 fn classes_by_key(world: &World, shards: &str) -> Vec<(String, Vec<String>, bool)> {
-    let dataset = open(world, shards).unwrap();
+    classes_of(&open(world, shards).unwrap())
+}
+
+/// The same of an opened data set.
+fn classes_of(dataset: &Dataset) -> Vec<(String, Vec<String>, bool)> {
     let mut samples = Vec::new();
     for id in (0..dataset.n_samples()).map(SampleId) {
         let key = dataset.read(id).unwrap().key;
@@ -31,6 +36,36 @@ fn classes_by_key(world: &World, shards: &str) -> Vec<(String, Vec<String>, bool
     }
     samples.sort();
     samples
+}
+
+/// An empty list or `.cls` beside an image says that it is of no class, where the folder is read in
+/// place and where it is packed; a negative number and a folder's name do not.
+#[test]
+fn an_image_of_no_class_stays_one() {
+    let world = World::new(2);
+    let sidecars = [
+        ("list.json", r#"{"labels": []}"#, true),
+        ("file.cls", "", true),
+        ("pets/list.json", r#"{"label": []}"#, true),
+        ("pets/file.cls", "\n", true),
+        ("unknown.cls", "-1", false),
+        ("pets/unknown.cls", "-1", false),
+        ("pets/null.json", r#"{"label": null}"#, false),
+        ("other.json", r#"{"caption": "a cat"}"#, false),
+    ];
+    let mut expected = Vec::new();
+    for (number, (name, text, is_of_none)) in (0..).zip(sidecars) {
+        let (key, _) = name.split_once('.').unwrap();
+        write_picture(&world, &format!("photos/{key}.png"), number);
+        fs::write(world.path(&format!("photos/{name}")), text).unwrap();
+        expected.push((key.to_string(), Vec::new(), is_of_none));
+    }
+    expected.sort();
+    let photos = world.text("photos");
+    let in_place = open_dataset(std::slice::from_ref(&photos), &world.storage()).unwrap();
+    assert_eq!(classes_of(&in_place), expected);
+    ok(&world.ocelli(&["shards", "pack", &photos, "--out", &world.text("packed")]));
+    assert_eq!(classes_by_key(&world, &world.text("packed")), expected);
 }
 
 /// A list of keys whose lines have changed is another job, and lines that name nothing are told.

@@ -12,7 +12,7 @@ use crate::words::counted;
 
 /// Text of a class member of a sample whose class is not known, even if it is in a folder or has a
 /// column that would state one.
-pub const NO_CLASS: &str = "-1";
+pub const UNKNOWN_CLASS: &str = "-1";
 
 /// Names of the columns of a sample that state its class, the first of which counts.
 pub const CLASS_COLUMNS: [&str; 2] = ["label", "labels"];

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::Shard;
-use super::classes::NO_CLASS;
+use super::classes::UNKNOWN_CLASS;
 use super::index::{BLOCK_BYTES, IndexBuilder, Member};
 use super::store::Store;
 use crate::PipelineError;
@@ -58,7 +58,7 @@ pub fn shard_from_files(name: &str, files: &[ImageFile]) -> Result<Shard, Pipeli
         let mut members = vec![(file.extension.as_str(), len_bytes, Content::File(file.path.clone()))];
         let class = match &file.class {
             Some(class) => Some(class.as_str()),
-            None if file.key.contains('/') => Some(NO_CLASS),
+            None if file.key.contains('/') => Some(UNKNOWN_CLASS),
             None => None,
         };
         if let Some(class) = class {

@@ -24,7 +24,7 @@ use super::config::ColumnNames;
 use crate::PipelineError;
 use crate::magic::{FileKind, START_BYTES, recognize};
 use crate::remote::Sink;
-use crate::shard::classes::{CLASS_COLUMNS, ClassColumn, NO_CLASS, states_classes};
+use crate::shard::classes::{CLASS_COLUMNS, ClassColumn, UNKNOWN_CLASS, states_classes};
 
 /// First bytes of the formats of images, and their extensions.
 const FORMATS: [(&[u8], &str); 13] = [
@@ -231,7 +231,7 @@ fn append_row(
     let has_class = class.is_some();
     if !has_class && states_classes(&columns) {
         // Another column has the name of one of classes.
-        class = Some(NO_CLASS.into());
+        class = Some(UNKNOWN_CLASS.into());
     }
     if let Some(class) = &class {
         append_member(tar, index, "cls", class.as_bytes())?;

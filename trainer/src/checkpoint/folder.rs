@@ -18,7 +18,7 @@ const HOLD_SEPARATOR: &str = ".held-";
 const HOLD_DURATION: Duration = Duration::from_secs(15 * 60);
 
 /// Returns the folder of the checkpoints of the run in `workdir`.
-pub fn folder_in(workdir: &Path) -> PathBuf {
+pub fn checkpoints_folder(workdir: &Path) -> PathBuf {
     workdir.join("checkpoints")
 }
 
@@ -44,7 +44,7 @@ pub fn steps(folder: &Path) -> Vec<(u64, PathBuf)> {
 
 /// Returns the finished checkpoints of the run in `workdir` with their steps, oldest first.
 pub fn steps_of_run(workdir: &Path) -> Vec<(u64, PathBuf)> {
-    steps(&folder_in(workdir))
+    steps(&checkpoints_folder(workdir))
 }
 
 fn step_number(path: &Path) -> Option<u64> {

@@ -15,7 +15,7 @@ mod shard_file;
 mod simulate;
 mod write;
 
-pub use folder::{Hold, folder_in, prune, steps, steps_of_run};
+pub use folder::{Hold, checkpoints_folder, prune, steps, steps_of_run};
 pub use read::Checkpoint;
 pub use reshard::{Piece, pieces};
 pub use resume::resume;

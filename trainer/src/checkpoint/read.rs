@@ -11,7 +11,7 @@ use networks::backbone::Readout;
 use networks::layout::{ALIGNMENT, ParamSlot, UnitLayout};
 use networks::tensor::joined;
 
-use super::folder::{self, folder_in};
+use super::folder::{self, checkpoints_folder};
 use super::param_index::{ParamIndex, UnitRange};
 use super::shard_file::ShardFile;
 use super::{LATEST, MANIFEST, Manifest, ParamEntry, UnitEntry, VERSION, pieces, read_error};
@@ -80,7 +80,7 @@ impl Checkpoint {
         if path.join(MANIFEST).exists() {
             return Self::read_verified(path);
         }
-        for folder in [path.to_path_buf(), folder_in(path)] {
+        for folder in [path.to_path_buf(), checkpoints_folder(path)] {
             if let Some(checkpoint) = Self::newest(&folder)? {
                 return Ok(checkpoint);
             }

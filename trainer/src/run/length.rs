@@ -32,7 +32,7 @@ use super::job::Job;
 use super::journal::{embeddings, n_rows};
 use super::metrics::metrics_row;
 use super::stream::{BatchSource, Next, Stream};
-use crate::checkpoint::{Saver, folder_in};
+use crate::checkpoint::{Saver, checkpoints_folder};
 use crate::error::TrainError;
 use crate::recipe::plan::Plan;
 use crate::schedule::ScheduledValues;
@@ -151,7 +151,7 @@ pub fn measure_times(
     let schedules = job.plan.schedules();
     let mut trainer = job.plan.trainer(comm, &job.device)?;
     // Created before the steps, which synchronize the ranks.
-    let folder = folder_in(job.workdir).join(TIMED_CHECKPOINT);
+    let folder = checkpoints_folder(job.workdir).join(TIMED_CHECKPOINT);
     let mut saver = Saver::new(&folder, trainer.comm.topology(), 1);
     let mut stream = Stream::open(job, job.plan, &trainer)?;
     let mut next = stream.next(job.stop);

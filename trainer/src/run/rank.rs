@@ -400,7 +400,7 @@ impl<'a> Run<'a> {
             return self.end_together(not_finite);
         }
         let rank = self.trainer.comm.topology().rank;
-        let folder = checkpoint::folder_in(self.job.workdir);
+        let folder = checkpoint::checkpoints_folder(self.job.workdir);
         let warn = &mut |message: &str| warn_on_first(rank, message, observer);
         let newest = Some(state.step);
         let resumed = checkpoint::resume(&folder, newest, state, &self.trainer.comm, &state_device, warn)?;
@@ -483,7 +483,7 @@ impl<'a> Run<'a> {
             Some(wrong) => (wrong.last_right * STEPS_BETWEEN_CHECKS).max(self.first),
             None => self.first,
         };
-        let folder = checkpoint::folder_in(self.job.workdir);
+        let folder = checkpoint::checkpoints_folder(self.job.workdir);
         let saved_steps = checkpoint::steps(&folder).into_iter().map(|(step, _)| step);
         let good = saved_steps.filter(|step| *step <= last_right).max();
         let what = match wrong_product {
@@ -534,7 +534,7 @@ fn restore(
     }
     restore_weights(job, plan, &mut trainer, observer)?;
     let first = trainer.state.step;
-    let folder = checkpoint::folder_in(job.workdir);
+    let folder = checkpoint::checkpoints_folder(job.workdir);
     let mut saver = Saver::new(&folder, topology, plan.recipe.run.keep_checkpoints);
     let mut validations = None;
     if topology.rank == 0 {
@@ -555,7 +555,7 @@ fn restore_weights(
     observer: &mut dyn Observer,
 ) -> Result<(), TrainError> {
     let rank = trainer.topology().rank;
-    let folder = checkpoint::folder_in(job.workdir);
+    let folder = checkpoint::checkpoints_folder(job.workdir);
     let state_device = trainer.state_device().clone();
     let warn = &mut |message: &str| warn_on_first(rank, message, observer);
     let state = &mut trainer.state;
@@ -581,7 +581,7 @@ fn restore_validations(
     saver: &mut Saver,
     observer: &mut dyn Observer,
 ) -> Result<Validations, TrainError> {
-    let folder = checkpoint::folder_in(job.workdir);
+    let folder = checkpoint::checkpoints_folder(job.workdir);
     let mut validations = Validations::read(job.workdir)?.unwrap_or_default();
     validations.patience = plan.recipe.run.patience;
     validations.go_back_to(first);
