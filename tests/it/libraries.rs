@@ -51,8 +51,8 @@ impl Bench {
         bench
     }
 
-    /// Copies the first image to the folder `one`, and to `photo.jpg`, which programs of model cards
-    /// read.
+    /// Copies the first image to the folder `one`, and to `photo.jpg`, which programs of model
+    /// cards read.
     pub(crate) fn copy_photo(&self) {
         std::fs::create_dir(self.text("one")).unwrap();
         for copy in ["one/0.png", "photo.jpg"] {
