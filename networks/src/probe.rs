@@ -13,9 +13,9 @@ pub struct WatchedScore {
     /// Images on which it is measured, in words: numbers on other images are not compared. Empty on
     /// ranks other than the first, which measure nothing.
     pub images: String,
-    /// Hash that identifies these images, whatever their folder is called; empty if it is not
+    /// Hash that identifies these images, whatever their folder is called; `None` if it is not
     /// known, and on ranks other than the first.
-    pub fingerprint: String,
+    pub fingerprint: Option<String>,
 }
 
 /// An evaluation of frozen features that a run calls at intervals of steps.

@@ -30,8 +30,8 @@ const VALIDATIONS_PER_RUN: u64 = 8;
 pub struct ValidationProbe {
     /// Images to score on, whose classes have the numbers of the run; on rank 0.
     images: Option<ImageSet>,
-    /// Hash that identifies the images; empty where there are none, or if it is not known.
-    fingerprint: String,
+    /// Hash that identifies the images; `None` where there are none, or if it is not known.
+    fingerprint: Option<String>,
     workdir: PathBuf,
     plan: Plan,
     /// Creates the receiver of the progress of an evaluation after a number of steps.
@@ -55,7 +55,7 @@ impl ValidationProbe {
         workdir: &Path,
         new_progress: fn(u64) -> Box<dyn Progress>,
     ) -> Self {
-        let fingerprint = images.as_ref().map(fingerprint).unwrap_or_default();
+        let fingerprint = images.as_ref().and_then(fingerprint);
         Self { images, fingerprint, workdir: workdir.to_path_buf(), plan: plan.clone(), new_progress }
     }
 
@@ -168,14 +168,14 @@ impl ValidationProbe {
     }
 }
 
-/// Returns a hash that identifies `images`; empty if they cannot be read, which the validation
+/// Returns a hash that identifies `images`; `None` if they cannot be read, which the validation
 /// reports.
-fn fingerprint(images: &ImageSet) -> String {
+fn fingerprint(images: &ImageSet) -> Option<String> {
     match images.identity() {
-        Ok(identity) => format!("{identity:016x}"),
+        Ok(identity) => Some(format!("{identity:016x}")),
         Err(error) => {
             tracing::warn!("the images of {} are recognized by their number alone: {error}", images.name);
-            String::new()
+            None
         }
     }
 }

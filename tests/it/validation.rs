@@ -392,7 +392,7 @@ impl Probe for Scripted {
             name: "score".into(),
             is_higher_better: true,
             images: "a script".into(),
-            fingerprint: String::new(),
+            fingerprint: None,
         })
     }
 

@@ -35,9 +35,9 @@ pub struct Validations {
     pub is_higher_better: bool,
     /// Images on which it is measured, in words.
     pub images: String,
-    /// Hash that identifies these images; empty if it is not known.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub fingerprint: String,
+    /// Hash that identifies these images; `None` if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprint: Option<String>,
     /// `run.patience` of the newest start. Without it, the result of the run is its last weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub patience: Option<u64>,
@@ -114,10 +114,10 @@ impl Validations {
     /// Returns whether `watched` was measured on the images of the numbers: by their fingerprints
     /// where both have one, else by their words.
     fn has_images_of(&self, watched: &WatchedScore) -> bool {
-        if self.fingerprint.is_empty() || watched.fingerprint.is_empty() {
-            return self.images == watched.images;
+        match (&self.fingerprint, &watched.fingerprint) {
+            (Some(known), Some(watched)) => known == watched,
+            _ => self.images == watched.images,
         }
-        self.fingerprint == watched.fingerprint
     }
 
     /// Sets the number that is watched. Earlier ones are forgotten if they were measured on other
@@ -250,7 +250,7 @@ mod tests {
             name: "top1".into(),
             is_higher_better,
             images: "9 images of val".into(),
-            fingerprint: String::new(),
+            fingerprint: None,
         }
     }
 
@@ -362,15 +362,15 @@ mod tests {
     /// name are others. A run without one has words alone.
     #[test]
     fn images_are_recognized_by_their_fingerprint() {
-        let first = WatchedScore { fingerprint: "a".into(), ..watched(true) };
+        let first = WatchedScore { fingerprint: Some("a".into()), ..watched(true) };
         let moved = WatchedScore { images: "9 images of moved/val".into(), ..first.clone() };
-        let others = WatchedScore { fingerprint: "b".into(), ..moved.clone() };
+        let others = WatchedScore { fingerprint: Some("b".into()), ..moved.clone() };
         let mut run = validations(&[50.0, 60.0], true, Some(2));
         assert!(!run.watch(first), "the same words");
         assert!(!run.watch(moved), "the same fingerprint");
         assert_eq!((run.numbers.len(), run.images.as_str()), (2, "9 images of moved/val"));
         assert!(run.watch(others), "another fingerprint");
-        assert_eq!((run.numbers.len(), run.fingerprint.as_str()), (0, "b"));
+        assert_eq!((run.numbers.len(), run.fingerprint.as_deref()), (0, Some("b")));
     }
 
     /// The result of a run with patience is one of the weights that are saved.
